@@ -1,0 +1,1 @@
+"""Recording: scenarios and exploration, run in children of the suite's own, streamed to files. Judges nothing."""

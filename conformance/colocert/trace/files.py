@@ -1,0 +1,98 @@
+"""Traces in and out of JSON Lines files: one event a line, streamed both ways.
+
+Knows files, lines and the schema's version. Does not know what any event means.
+
+A writer puts each line out with a single `write(2)`, so every complete line survives the death of the process. A reader
+names a damaged line by its number; only an unterminated last line, which such a death can leave, may be dropped.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from colocert.trace.events import SCHEMA_VERSION, AnyEvent, Event, Header
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(AnyEvent)
+
+
+class TraceError(ValueError):
+    """A trace file that cannot be judged: which file, which line, what must hold and what was found."""
+
+    def __init__(self, path: Path, line: int, problem: str) -> None:
+        super().__init__(f"{path}:{line}: {problem}")
+        self.path, self.line, self.problem = path, line, problem
+
+
+class TraceWriter:
+    """Appends events to a file, a line each, durable against the death of this process."""
+
+    def __init__(self, path: Path, header: Header) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self(header)
+
+    def __call__(self, event: Event) -> None:
+        line = _encoder.encode(event) + b"\n"
+        while line:
+            line = line[os.write(self._fd, line) :]
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def read_trace(path: Path, *, allow_torn_tail: bool = False) -> Iterator[AnyEvent]:
+    """Yields the events of a file, header first.
+
+    Raises `TraceError` for an unreadable file, a missing or unknown header, a damaged line, or a sequence number that
+    does not rise within its rank. `allow_torn_tail` drops an unterminated last line: what a killed writer leaves.
+    """
+    try:
+        stream = path.open("rb")
+    except OSError as error:
+        raise TraceError(path, 0, f"a trace file must be readable (got {error.strerror})") from error
+    last: dict[int, int] = {}
+    with stream:
+        number = 0
+        for number, line in enumerate(stream, 1):
+            if not line.endswith(b"\n") and allow_torn_tail:
+                break
+            event = _decode(path, number, line)
+            if number == 1:
+                _check_header(path, event)
+            elif event.seq <= last.get(event.rank, 0):
+                raise TraceError(
+                    path,
+                    number,
+                    f"seq must rise within rank {event.rank} (got {event.seq} after {last[event.rank]}): a line was "
+                    "added, removed or moved",
+                )
+            else:
+                last[event.rank] = event.seq
+            yield event
+        if number == 0:
+            raise TraceError(path, 1, "a trace begins with a header line (got an empty file)")
+
+
+def _decode(path: Path, number: int, line: bytes) -> AnyEvent:
+    try:
+        return _decoder.decode(line)
+    except msgspec.ValidationError as error:
+        raise TraceError(path, number, f"not an event of schema {SCHEMA_VERSION} ({error})") from error
+    except msgspec.DecodeError as error:
+        raise TraceError(path, number, f"a line must be one JSON object (got {line[:60]!r}: {error})") from error
+
+
+def _check_header(path: Path, event: AnyEvent) -> None:
+    if not isinstance(event, Header):
+        raise TraceError(path, 1, f"a trace begins with a header line (got a {type(event).__name__} event)")
+    if event.schema != SCHEMA_VERSION:
+        raise TraceError(
+            path, 1, f"schema must be {SCHEMA_VERSION} (got {event.schema}): record it again with this colocert"
+        )

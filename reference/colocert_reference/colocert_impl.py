@@ -1,0 +1,191 @@
+"""The reference as an implementation under test: its ports over the doubles of a colocert rig.
+
+The one module of the reference that knows colocert. Does not know scenarios or rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from colocert import Claims, Rig
+from colocert_reference.lifecycle import Lifecycle
+from colocert_reference.ports import DEFAULT, GRADS, PARAMS, Ports, Settings
+
+CLAIMS = Claims(
+    lora=True,
+    multi_lora=True,
+    full_parameter=True,
+    early_grad_release=True,
+    offload_train_optional=True,
+    rematerialize=True,
+    group_teardown=True,
+    peak_device=frozenset({"cpu", "gpu"}),
+    gpu_peak_with_critic=False,
+    engine_releases=frozenset({"weights", "kv_cache", "cuda_graph"}),
+    resident_while_released=frozenset(),
+    adapter_source="host",
+    file_backed_frozen=True,
+    versions=True,
+    base_requests_in_lora_mode=False,
+    sync_strategies=frozenset({"adapter", "full"}),
+    disaggregated=False,
+    replacement=False,
+    retained_backup=False,
+    gradients_traced=True,
+)
+
+
+class RigMemory:
+    """The strict saver as the memory port."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+
+    def pause(self, tag: str) -> None:
+        self.rig.saver.pause(tag)
+
+    def resume(self, tag: str) -> None:
+        self.rig.saver.resume(tag)
+
+    def fits(self, tags: Sequence[str]) -> bool:
+        return sum(a.size for tag in tags for a in self.rig.saver.of(tag)) <= self.rig.free_bytes()
+
+
+class RigGroups:
+    """The process-group double as the groups port."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.original = rig.process_groups.arguments()
+
+    def tear_down(self) -> None:
+        for name in self.original:
+            if name in self.rig.process_groups.alive:
+                self.rig.process_groups.destroy(name)
+
+    def rebuild(self) -> None:
+        for name, args in self.original.items():
+            if name not in self.rig.process_groups.alive:
+                self.rig.process_groups.create(name, **args)
+
+
+class RigWork:
+    """Steps, gradients and syncs on the rig's memory: the gradients port and the work port.
+
+    With several adapters `train()` takes them in turn, and each steps on every second turn of its own: the other's
+    gradients are kept in between.
+    """
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        buffers = [a.name for a in rig.saver.of(GRADS)]
+        self.pending = dict.fromkeys(buffers, 0)
+        self.rounds = 2 if rig.config.multi_lora else rig.config.accumulate
+        self.turn = 0
+
+    def live(self) -> bool:
+        return any(self.pending.values())
+
+    def keep(self) -> dict[str, str]:
+        return self.rig.data(GRADS, "read")
+
+    def restore(self, kept: dict[str, str]) -> None:
+        self.rig.data(GRADS, "overwrite", content=kept)
+
+    def zero(self) -> None:
+        self.rig.data(GRADS, "zero")
+
+    def step(self) -> None:
+        rig = self.rig
+        if "data" in rig.process_groups.alive:
+            rig.process_groups.use("data")
+        buffers = list(self.pending)
+        buffer = buffers[self.turn % len(buffers)]
+        with rig.point("train"):
+            if not self.pending[buffer]:
+                rig.data(GRADS, "zero", only=buffer)
+            rig.data(PARAMS if rig.config.rematerialize else DEFAULT, "read")
+            rig.data(GRADS, "accumulate", only=buffer)
+            self.pending[buffer] += 1
+            self.turn = (self.turn + 1) % len(buffers)
+            if self.pending[buffer] == self.rounds:
+                rig.data(GRADS, "consume", only=buffer)
+                self.pending[buffer] = 0
+                self._apply(buffer)
+
+    def _apply(self, buffer: str) -> None:
+        if self.rig.config.multi_lora:
+            trained = [buffer.replace("grads", "adapter"), "optimizer"]
+        elif self.rig.config.lora:
+            trained = ["adapter", "optimizer"]
+        else:
+            trained = [a.name for a in self.rig.saver.of(DEFAULT)]
+        for name in trained:
+            self.rig.data(DEFAULT, "overwrite", only=name)
+        if self.rig.config.rematerialize:
+            self.rematerialize()
+
+    def rematerialize(self) -> None:
+        self.rig.data(DEFAULT, "read")
+        self.rig.data(PARAMS, "overwrite")
+
+    def send(self, tag: str, *, from_host: bool) -> None:
+        kind = "adapter" if self.rig.config.lora else "base"
+        read_from = "host" if from_host else "device"
+        for allocation in self.rig.saver.of(tag):
+            if allocation.kind == kind or tag == PARAMS:
+                self.rig.send(kind, tag, only=allocation.name, read_from=read_from)
+
+    def clear_memory(self) -> None:
+        self.rig.clear_memory()
+
+
+class ReferenceTrainer(Lifecycle):
+    """The lifecycle on a rig, with the fingerprint that lets exploration merge sequences."""
+
+    def __init__(self, rig: Rig) -> None:
+        config, work = rig.config, RigWork(rig)
+        super().__init__(
+            Ports(memory=RigMemory(rig), groups=RigGroups(rig), gradients=work, work=work),
+            Settings(
+                tags=frozenset(config.regions),
+                lora=config.lora,
+                offload_train=config.offload_train,
+                rematerialize=config.rematerialize,
+                syncs=config.role == "actor",
+            ),
+        )
+
+    def fingerprint(self) -> tuple[object, ...]:
+        """Every attribute that a later call can depend on: this object's own, and the work's counters."""
+        own = {k: v for k, v in vars(self).items() if k not in ("ports", "settings")}
+        work = self.ports.work
+        return (freeze(own), freeze({k: v for k, v in vars(work).items() if k != "rig"}))
+
+
+def freeze(value: Any) -> object:
+    """A plain value as a hashable one. Raises `TypeError` for anything that is not plain data."""
+    if isinstance(value, dict):
+        return tuple((k, freeze(v)) for k, v in sorted(value.items()))
+    if isinstance(value, (set, frozenset)):
+        return tuple(sorted(value))
+    if isinstance(value, (list, tuple)):
+        return tuple(freeze(v) for v in value)
+    if value is None or isinstance(value, (str, int, float, bytes)):
+        return value
+    raise TypeError(f"a fingerprint holds plain data only (got {type(value).__name__})")
+
+
+class Reference:
+    """The implementation that `--impl=reference` names."""
+
+    name = "colocert-reference"
+    version = "0.1.0"
+    claims = CLAIMS
+
+    def __init__(self, trainer: Callable[[Rig], Lifecycle] = ReferenceTrainer) -> None:
+        self.trainer = trainer
+
+
+implementation = Reference()
