@@ -22,7 +22,7 @@
 #include <unistd.h>
 
 #define SLOTS 256
-#define MAGIC 0x32524547444C4343ull /* "CCLDGER2" */
+#define MAGIC 0x0032524547444C43ull /* "CLDGER2" */
 
 struct slot {
     uint64_t pid; /* 0: empty */
@@ -213,9 +213,14 @@ uint64_t colocert_standin_device_peak(void) {
     return peak;
 }
 
-void colocert_standin_reset_peaks(void) {
+void colocert_standin_reset_own_peak(void) {
+    lock();
+    if (own) own->peak = own->used;
+    unlock();
+}
+
+void colocert_standin_reset_device_peak(void) {
     lock();
     ledger->peak = used_by_all();
-    if (own) own->peak = own->used;
     unlock();
 }

@@ -64,7 +64,8 @@ EXPORT int colocert_standin_unblock(uintptr_t address);
 EXPORT uint64_t colocert_standin_own_bytes(void);
 EXPORT uint64_t colocert_standin_own_peak(void);    /* high-water mark of own bytes */
 EXPORT uint64_t colocert_standin_device_peak(void); /* high-water mark of the whole device */
-EXPORT void colocert_standin_reset_peaks(void);
+EXPORT void colocert_standin_reset_own_peak(void);
+EXPORT void colocert_standin_reset_device_peak(void);
 EXPORT uint64_t colocert_standin_pinned_bytes(void); /* in libcudart: host bytes held by cudaMallocHost */
 
 #endif
