@@ -13,21 +13,10 @@ An implementation is any object with `name`, `version`, `claims` and one factory
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol, get_type_hints
-
-PROFILES: tuple[str, ...] = (
-    "lifecycle",
-    "handoff",
-    "adapter-sync",
-    "sync-payload",
-    "frozen-offload",
-    "group",
-    "engine",
-    "live",
-)
 
 FACTORIES: Mapping[str, str] = MappingProxyType(
     {
@@ -115,10 +104,6 @@ class Claims:
             for f in dataclasses.fields(self)
         }
 
-    def holds(self, condition: str) -> bool:
-        """Whether a rule's "binds when" condition holds; see `parse_condition`."""
-        return parse_condition(condition)(self)
-
 
 _SETS = {
     "peak_device": ("cpu", "gpu"),
@@ -139,30 +124,6 @@ def _as_set(name: str, value: object, members: tuple[str, ...]) -> frozenset[str
 
 def _public(stated: object) -> dict[str, Any]:
     return {name: getattr(stated, name) for name in dir(stated) if not name.startswith("_")}
-
-
-def parse_condition(condition: str) -> Callable[[Claims], bool]:
-    """A predicate over claims from the catalogue's notation.
-
-    `""` always holds; `name` for a true claim or `name=False`; `name∋member`; `name≠value`; `a; b` needs both.
-    """
-    parts = [p.strip() for p in condition.split(";") if p.strip()]
-
-    def check(claims: Claims) -> bool:
-        return all(_holds(part, claims) for part in parts)
-
-    return check
-
-
-def _holds(part: str, claims: Claims) -> bool:
-    for sign in ("∋", "≠", "="):
-        name, found, value = part.partition(sign)
-        if found:
-            stated = getattr(claims, name)
-            if sign == "∋":
-                return value in stated
-            return (str(stated) == value) is (sign == "=")
-    return bool(getattr(claims, part))
 
 
 @dataclass(frozen=True)

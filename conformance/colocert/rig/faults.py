@@ -33,18 +33,21 @@ class Faults:
         self.passed: list[tuple[str, tuple[str, ...]]] = []
 
     def arm(self, point: str, when: str, nth: int = 1) -> None:
-        """The nth time from now that `point` is passed it fails: `before` or `after` its effect, or `refused`."""
+        """The nth time from now that `point` is passed it fails: `before` or `after` its effect, or `refused`.
+
+        `saver.pause` stands for every tag's `saver.pause.TAG`, and so on: a point or any dotted part of its beginning.
+        """
         self._point, self._when, self._nth = point, when, nth
 
-    @property
-    def armed(self) -> bool:
-        """Whether a fault is still waiting to go off."""
-        return bool(self._point)
+    def disarm(self) -> bool:
+        """Takes back a fault that did not go off; returns whether there was one."""
+        waiting, self._point = bool(self._point), ""
+        return waiting
 
     def refuse(self, point: str, refusal: Event) -> None:
         """A point of the saver: writes `refusal` and raises `SaverRefused` if it is armed."""
         self.passed.append((point, ("refused",)))
-        if self._point == point and self._due("refused"):
+        if self._armed(point) and self._due("refused", point):
             self._emit(refusal)
             raise SaverRefused(f"{point} refused by the suite; nothing was moved")
 
@@ -53,13 +56,16 @@ class Faults:
         self.passed.append((name, ("before", "after")))
         return _Point(self, name)
 
-    def _due(self, when: str) -> bool:
+    def _armed(self, point: str) -> bool:
+        return bool(self._point) and (point == self._point or point.startswith(self._point + "."))
+
+    def _due(self, when: str, point: str) -> bool:
         if self._when != when:
             return False
         self._nth -= 1
         if self._nth:
             return False
-        self._emit(Fault(point=self._point, when=when))
+        self._emit(Fault(point=point, when=when))
         self._point = ""
         return True
 
@@ -71,11 +77,11 @@ class _Point:
         self._faults, self._name = faults, name
 
     def __enter__(self) -> None:
-        if self._faults._point == self._name and self._faults._due("before"):
+        if self._faults._armed(self._name) and self._faults._due("before", self._name):
             raise InjectedFault(f"{self._name}: injected before its effect")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None and self._faults._point == self._name and self._faults._due("after"):
+        if kind is None and self._faults._armed(self._name) and self._faults._due("after", self._name):
             raise InjectedFault(f"{self._name}: injected after its effect")

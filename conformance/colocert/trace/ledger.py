@@ -5,13 +5,12 @@ Knows allocations, their sizes and whether they are released. Does not know call
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from colocert.trace.events import AnyEvent, SaverAlloc, SaverFree, SaverPause, SaverResume
 
 
-@dataclass(slots=True)
-class Allocation:
+class Allocation(NamedTuple):
     """One allocation of a region, as the trace shows it. `nbytes` are bytes."""
 
     name: str
@@ -20,19 +19,27 @@ class Allocation:
     backup: bool
     kind: str
     address: int
-    released: bool = False
 
 
-@dataclass(slots=True)
 class Ledger:
-    """Device and host bytes after each event, in total, by tag and by kind."""
+    """Device and host bytes after each event, in total, by tag and by kind. `out` are the released allocations."""
 
-    allocations: dict[str, Allocation] = field(default_factory=dict)
-    seen_tags: set[str] = field(default_factory=set)
-    device_bytes: int = 0
-    host_bytes: int = 0
-    peak_device_bytes: int = 0
-    peak_host_bytes: int = 0
+    __slots__ = (
+        "allocations",
+        "device_bytes",
+        "host_bytes",
+        "out",
+        "peak_device_bytes",
+        "peak_host_bytes",
+        "seen_tags",
+    )
+
+    def __init__(self) -> None:
+        self.allocations: dict[str, Allocation] = {}
+        self.out: set[str] = set()
+        self.seen_tags: set[str] = set()
+        self.device_bytes = self.host_bytes = 0
+        self.peak_device_bytes = self.peak_host_bytes = 0
 
     def apply(self, event: AnyEvent) -> None:
         """Moves the ledger past one event; events that move no bytes leave it as it is."""
@@ -54,38 +61,34 @@ class Ledger:
         self._peak()
 
     def _move(self, event: SaverPause | SaverResume, *, released: bool) -> None:
-        allocation = self.allocations.get(event.alloc)
-        if allocation is None or allocation.released is released:
+        if event.alloc not in self.allocations or (event.alloc in self.out) is released:
             return
-        allocation.released = released
         sign = -1 if released else 1
-        self.device_bytes += sign * allocation.nbytes
+        (self.out.add if released else self.out.discard)(event.alloc)
+        self.device_bytes += sign * event.nbytes
         if event.backup:
-            self.host_bytes -= sign * allocation.nbytes
+            self.host_bytes -= sign * event.nbytes
         self._peak()
 
     def _free(self, event: SaverFree) -> None:
         allocation = self.allocations.pop(event.alloc, None)
         if allocation is None:
             return
-        if not allocation.released:
+        if event.alloc not in self.out:
             self.device_bytes -= allocation.nbytes
         elif allocation.backup:
             self.host_bytes -= allocation.nbytes
+        self.out.discard(event.alloc)
 
     def _peak(self) -> None:
         self.peak_device_bytes = max(self.peak_device_bytes, self.device_bytes)
         self.peak_host_bytes = max(self.peak_host_bytes, self.host_bytes)
 
     def released(self, tag: str) -> bool | None:
-        """Whether the tag is released: None if it has no allocation, True if any of them is."""
-        states = [a.released for a in self.allocations.values() if a.tag == tag]
-        return any(states) if states else None
+        """Whether a tag is released; None where it has no allocation or its allocations differ."""
+        states = {name in self.out for name, a in self.allocations.items() if a.tag == tag}
+        return states.pop() if len(states) == 1 else None
 
     def tags(self) -> list[str]:
         """The tags that have allocations now, in the order of their first allocation."""
         return list(dict.fromkeys(a.tag for a in self.allocations.values()))
-
-    def residency(self) -> tuple[tuple[str, bool], ...]:
-        """Every allocation with whether it is released, as a hashable value."""
-        return tuple((name, a.released) for name, a in self.allocations.items())
