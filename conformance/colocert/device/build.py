@@ -85,7 +85,7 @@ def find_compiler() -> list[str]:
 def cache_folder() -> Path:
     """Where compiled stand-ins are kept: `$XDG_CACHE_HOME/colocert`, else `~/.cache/colocert`."""
     named = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(named) if os.path.isabs(named) else Path.home() / ".cache") / "colocert"
+    return (Path(named) if Path(named).is_absolute() else Path.home() / ".cache") / "colocert"
 
 
 def _digest(compiler: list[str]) -> str:

@@ -32,7 +32,7 @@ def main(job: dict[str, Any]) -> NoReturn:
         value = _body(job["body"])(stage, **job["arguments"])
         refuse_torch_mode()
         verdict = {"ok": True, "value": value}
-    except BaseException as error:  # noqa: BLE001 -- whatever ended the body is the verdict
+    except BaseException as error:
         verdict = {"ok": False, "traceback": traceback.format_exc(), "error": _named(error)}
     _leave(job["verdict"], verdict)
 
@@ -40,13 +40,14 @@ def main(job: dict[str, Any]) -> NoReturn:
 def _body(name: str) -> Callable[..., Any]:
     module, _, function = name.rpartition(":")
     if not module.endswith(".py"):
-        return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
+        return getattr(importlib.import_module(module), function)
     sys.path.insert(0, str(Path(module).parent))
     spec = importlib.util.spec_from_file_location(Path(module).stem, module)
-    assert spec is not None and spec.loader is not None, module
+    assert spec is not None, module
+    assert spec.loader is not None, module
     loaded = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
-    return getattr(loaded, function)  # type: ignore[no-any-return]
+    return getattr(loaded, function)
 
 
 def _named(error: BaseException) -> dict[str, str] | None:
@@ -62,8 +63,9 @@ def _named(error: BaseException) -> dict[str, str] | None:
 def _leave(path: str, verdict: dict[str, Any]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
-    Path(path + ".part").write_text(json.dumps(verdict))
-    os.replace(path + ".part", path)
+    part = Path(path + ".part")
+    part.write_text(json.dumps(verdict))
+    part.replace(path)
     os._exit(0 if verdict["ok"] else FAILED)
 
 

@@ -19,7 +19,7 @@ _TO_DEVICE, _TO_HOST = 1, 2  # cudaMemcpyKind
 
 
 class DeviceCallFailed(RuntimeError):
-    """A device call returned an error code. On a GPU a touch of released memory ends here, on the stand-in in SIGSEGV."""
+    """A device call returned an error. On a GPU a touch of released memory ends here, on the stand-in in SIGSEGV."""
 
     def __init__(self, call: str, status: int, text: str) -> None:
         super().__init__(f"{call} returned {status} ({text})")

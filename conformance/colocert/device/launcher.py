@@ -79,7 +79,9 @@ class Outcome:
 class Child:
     """A running scenario. Use as a context manager, or `wait()` for it: both leave no process behind."""
 
-    def __init__(self, process: subprocess.Popen[bytes], link: Link, folder: Path, deadline: float, group: bool) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], link: Link, folder: Path, deadline: float, group: bool
+    ) -> None:
         self._process, self._link, self._folder, self._group = process, link, folder, group
         self._begun, self._deadline = time.monotonic(), deadline
         self._outcome: Outcome | None = None

@@ -115,7 +115,7 @@ def _leads_to(name: str, function: object, where: Path, error: type[HookNotLive]
         raise error(
             f"`{name}` must lead into {where}",
             got=f"{file}",
-            fix="The preload library goes alone into LD_PRELOAD, the stand-in first on LD_LIBRARY_PATH; the launcher does it.",
+            fix="The preload library goes into LD_PRELOAD, the stand-in first on LD_LIBRARY_PATH: use the launcher.",
         )
 
 

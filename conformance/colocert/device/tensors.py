@@ -41,7 +41,7 @@ def start(device: str | None = None) -> Any:
 
     Raises `TorchMode` where an import has put a saver to use in torch mode already. Call it after such imports.
     """
-    import torch_memory_saver  # type: ignore[import-untyped]
+    import torch_memory_saver
 
     saver = torch_memory_saver.torch_memory_saver
     if saver._impl is None:
@@ -57,13 +57,13 @@ def start(device: str | None = None) -> Any:
 def region(saver: Any, tag: str, backup: bool) -> Iterator[None]:
     """What this thread creates inside belongs to `tag`. Regions nest; the innermost counts."""
     placed = saver._impl._device_module is _HostModule
-    with saver.region(tag=tag, enable_cpu_backup=backup), Placement() if placed else contextlib.nullcontext():
+    with saver.region(tag=tag, enable_cpu_backup=backup), placement() if placed else contextlib.nullcontext():
         yield
 
 
-def Placement() -> contextlib.AbstractContextManager[Any]:
+def placement() -> contextlib.AbstractContextManager[Any]:
     """The `host` placement alone, without a region: new tensors lie in device memory that no pause moves."""
-    return _placement_class()()  # type: ignore[no-any-return]
+    return _placement_class()()
 
 
 def place(tensor: torch.Tensor) -> torch.Tensor:
