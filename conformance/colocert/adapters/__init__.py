@@ -1,0 +1,1 @@
+"""Public frameworks as implementations under test. Each module imports without its framework."""
