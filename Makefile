@@ -1,0 +1,102 @@
+# Set-up and the main jobs. Needs GNU make, a Python of 3.10 to 3.13 with venv, and pip's package index.
+#
+#   make certify [IMPL=reference] [CERTIFICATE=build/certificate.json]
+#   make test
+#
+# PYTHON=... chooses the interpreter of .venv; EXTRAS=... what is installed (default: reference,dev on 3.11, else dev).
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.DEFAULT_GOAL := help
+
+IMPL ?= reference
+CERTIFICATE ?= build/certificate.json
+EVIDENCE ?= build/evidence
+PYTEST_ARGS ?=
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+MILES_VERSION := 0.0.2
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/colocert
+MILES := $(CACHE)/miles-rl-$(MILES_VERSION)
+
+# A shim that names a version it does not have fails to run, so each candidate is started once.
+find_python = for p in $(PYTHON) python3.11 python3 python3.12 python3.13 python3.10; do \
+	if command -v "$$p" >/dev/null && "$$p" -c 'import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; \
+	then echo "$$p"; exit 0; fi; done; \
+	echo 'make: needs Python 3.10 to 3.13 with venv on PATH, or PYTHON=/path/to/python' >&2; exit 1
+
+.PHONY: help setup certify test lint typing docs clean distclean
+
+help:
+	@echo 'make certify [IMPL=reference|miles|pkg|file.py] [CERTIFICATE=FILE]   set up, then certify an implementation'
+	echo 'make test      set up, then the tests of this project'
+	echo 'make lint | typing | docs'
+	echo 'make clean     remove build/ and caches; distclean also removes $(VENV)'
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@python="$$($(find_python))"
+	"$$python" -m venv $(VENV)
+	series="$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')"
+	extras="$(EXTRAS)"
+	if [ -z "$$extras" ]; then
+		if [ "$$series" = 3.11 ]; then extras=reference,dev; else extras=dev; fi
+	fi
+	echo "installing colocert[$$extras] into $(VENV) (Python $$series)"
+	if ! $(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[$$extras]" -c constraints.txt; then
+		case "$$extras" in *reference*) ;; *) exit 1;; esac
+		echo 'make: the extra "reference" (torch, megatron-core, ray) cannot be installed here: kit only' >&2
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	elif [[ "$$extras" != *reference* ]]; then
+		echo "make: kit only: the pins of the extra \"reference\" are for Python 3.11 (here: $$series)" >&2
+	fi
+	touch $@
+
+# The wheel of a published framework is unpacked outside the checkout; nothing of it is imported from there before
+# the adapter asks for it.
+$(MILES)/.unpacked: | $(STAMP)
+	@mkdir -p '$(CACHE)'
+	new="$$(mktemp -d '$(CACHE)/miles.XXXXXX')"
+	trap 'rm -rf "$$new"' EXIT
+	echo 'fetching miles-rl $(MILES_VERSION) into $(MILES)'
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: -d "$$new/wheel" miles-rl==$(MILES_VERSION)
+	$(BIN)/python -m zipfile -e "$$new"/wheel/*.whl "$$new/tree"
+	touch "$$new/tree/.unpacked"
+	rm -rf '$(MILES)'
+	mv "$$new/tree" '$(MILES)'
+
+certify: $(STAMP) $(if $(filter miles,$(IMPL)),$(MILES)/.unpacked)
+	@mkdir -p '$(dir $(CERTIFICATE))' build
+	$(if $(filter miles,$(IMPL)),export COLOCERT_MILES_PATH='$(MILES)')
+	$(BIN)/python -m pytest conformance --impl='$(IMPL)' --profile=lifecycle \
+		--certificate='$(CERTIFICATE)' --evidence='$(EVIDENCE)' $(PYTEST_ARGS)
+
+test: $(STAMP)
+	@rc=0
+	$(BIN)/python -m pytest tests -n 2 -m 'not slow' $(PYTEST_ARGS) || rc=$$?
+	if [ $$rc -ne 0 ] && [ $$rc -ne 5 ]; then exit $$rc; fi
+	fast=$$rc; rc=0
+	$(BIN)/python -m pytest tests -n 2 -m slow $(PYTEST_ARGS) || rc=$$?
+	if [ $$rc -eq 5 ] && [ $$fast -eq 0 ]; then rc=0; fi
+	exit $$rc
+
+lint: $(STAMP)
+	@$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+
+typing: $(STAMP)
+	@$(BIN)/python -m mypy
+
+docs: $(STAMP)
+	@NO_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site
+
+clean:
+	@rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .tox
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean
+	@rm -rf $(VENV)
