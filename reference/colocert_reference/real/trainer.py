@@ -1,0 +1,170 @@
+"""The reference trainer on real tensors: the lifecycle of `colocert_reference.lifecycle` over four real ports.
+
+Knows how the parts are put together and in which region each is built. Does not know the engine: what a sync sends
+goes to `deliver`. The training is next-token prediction on a few batches of seeded random tokens, taken in turn: which
+one a step sees depends on its number alone, whatever happened in between.
+
+    trainer = RealTrainer(Shape(), device="host", deliver=engine_side)
+    trainer.train(); trainer.offload_grad_buffer(); trainer.sleep(); trainer.update_weights()
+    trainer.wake_up(); trainer.train() ... trainer.close()
+
+Has run on `host` (the real saver over the stand-in driver, gloo). On `cuda` (NCCL) it has not run yet.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from colocert_reference.lifecycle import Lifecycle
+from colocert_reference.ports import DEFAULT, GRADS, Ports, Settings
+from colocert_reference.real import cpu_shims, model
+from colocert_reference.real.groups import RealGroups, World
+from colocert_reference.real.memory import SaverMemory, open_memory
+from colocert_reference.real.model import Shape
+
+BATCHES = 2
+
+Deliver = Callable[[Mapping[str, torch.Tensor]], None]
+"""Takes what a sync sends, by parameter name. The tensors are views: valid during the call, to be copied to be kept."""
+
+
+def discard(tensors: Mapping[str, torch.Tensor]) -> None:
+    """A receiver that keeps nothing."""
+
+
+class RealGradients:
+    """The gradients port over DDP's fused buffers. They are live between the steps of one accumulation."""
+
+    def __init__(self, ddp: Any) -> None:
+        self.ddp = ddp
+        self.pending = 0
+
+    def buffers(self) -> list[torch.Tensor]:
+        return [buffer.grad_data for buffer in self.ddp.buffers + self.ddp.expert_parallel_buffers]
+
+    def live(self) -> bool:
+        return self.pending > 0
+
+    def keep(self) -> list[torch.Tensor]:
+        return [buffer.to("cpu", copy=True) for buffer in self.buffers()]
+
+    def restore(self, kept: list[torch.Tensor]) -> None:
+        for buffer, copy in zip(self.buffers(), kept, strict=True):
+            buffer.copy_(copy)
+
+    def zero(self) -> None:
+        for buffer in self.buffers():
+            buffer.zero_()
+
+
+class RealWork:
+    """The work port: steps and syncs. `accumulate` calls of `step` make one optimizer step."""
+
+    def __init__(
+        self, parts: Parts, gradients: RealGradients, memory: SaverMemory, deliver: Deliver, *, accumulate: int, seed: int
+    ) -> None:
+        self.parts, self.gradients, self.memory, self.deliver = parts, gradients, memory, deliver
+        self.accumulate, self.seed = accumulate, seed
+        self.losses: list[float] = []
+
+    def step(self) -> None:
+        """Forward and backward into the gradient buffers; at the end of an accumulation, reduce and step."""
+        ddp, optimizer = self.parts.ddp, self.parts.optimizer
+        if not self.gradients.live():
+            ddp.zero_grad_buffer()
+        ids, positions, mask = self._batch(len(self.losses))
+        loss = ddp(ids, positions, mask, labels=ids.roll(-1, dims=1)).mean()
+        (loss / self.accumulate).backward()
+        self.losses.append(loss.item())
+        self.gradients.pending += 1
+        if self.gradients.pending == self.accumulate:
+            ddp.finish_grad_sync()
+            optimizer.step()
+            optimizer.zero_grad()  # `param.grad` is an alias of the buffer now: the next backward would add to it twice
+            self.gradients.pending = 0
+
+    def send(self, tag: str, *, from_host: bool) -> None:
+        """The trainable parameters: the adapter under LoRA, all of them without."""
+        tensors = {name: p.detach() for name, p in self.parts.model.named_parameters() if p.requires_grad}
+        self.deliver({name: self.memory.backup(t) for name, t in tensors.items()} if from_host else tensors)
+
+    def rematerialize(self) -> None:
+        raise NotImplementedError("this trainer has no rematerialised parameters: they are their own master weights")
+
+    def clear_memory(self) -> None:
+        gc.collect()
+        self.memory.managed.give_up_cache()
+
+    def _batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        shape, device = self.parts.shape, self.memory.managed.device
+        rank = self.parts.world.rank
+        generator = torch.Generator().manual_seed(self.seed + 1000 * (step % BATCHES) + rank)
+        ids = torch.randint(0, shape.vocabulary, (2, shape.sequence), generator=generator).to(device)
+        positions = torch.arange(shape.sequence, device=device).expand(2, -1)
+        mask = torch.ones(shape.sequence, shape.sequence, dtype=torch.bool, device=device).triu(1)[None, None]
+        return ids, positions, mask
+
+
+class Parts:
+    """What is built, each part inside its region: model and optimizer in `default`, DDP in `grad_buffer`."""
+
+    def __init__(self, shape: Shape, memory: SaverMemory, world: World, seed: int, learning_rate: float) -> None:
+        self.shape, self.world = shape, world
+        config = shape.config()
+        with memory.region(DEFAULT):
+            self.model = model.build_model(shape, config, memory.managed.device, seed)
+        with memory.region(GRADS):
+            self.ddp: Any = model.wrap(self.model, config)
+        with memory.region(DEFAULT):
+            self.optimizer = model.build_optimizer(self.ddp, learning_rate)
+
+    def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Every tensor of each tag, by name. On `host` each is one allocation."""
+        held = {name: p.detach() for name, p in self.model.named_parameters()}
+        names = {p: name for name, p in self.model.named_parameters()}
+        held["optimizer.scale"] = self.optimizer.get_loss_scale()
+        for p in self.optimizer.get_parameters():
+            for moment in ("exp_avg", "exp_avg_sq"):
+                held[f"{names[p]}.{moment}"] = self.optimizer.optimizer.state[p][moment]
+        buffers = self.ddp.buffers + self.ddp.expert_parallel_buffers
+        return {DEFAULT: held, GRADS: {f"grads.{n}": buffer.grad_data for n, buffer in enumerate(buffers)}}
+
+
+class RealTrainer(Lifecycle):
+    """One rank. `shape.lora_rank=0` trains all parameters and has no early release."""
+
+    def __init__(
+        self,
+        shape: Shape | None = None,
+        *,
+        device: str | None = None,
+        world: World | None = None,
+        deliver: Deliver = discard,
+        accumulate: int = 1,
+        offload_train: bool = True,
+        seed: int = 0,
+        learning_rate: float = 1e-2,
+    ) -> None:
+        shape = shape or Shape()
+        device = device or os.environ.get("COLOCERT_DEVICE", "host")
+        world = world or World(backend="nccl" if device == "cuda" else "gloo")
+        memory, groups = SaverMemory(open_memory(device)), RealGroups(world)
+        if device == "host":
+            cpu_shims.apply()
+        groups.rebuild()
+        if device == "cuda":
+            model.seed_cuda(seed)
+        self.parts = Parts(shape, memory, world, seed, learning_rate)
+        groups.attach(self.parts.ddp, self.parts.optimizer)
+        gradients = RealGradients(self.parts.ddp)
+        work = RealWork(self.parts, gradients, memory, deliver, accumulate=accumulate, seed=seed)
+        self.memory, self.groups, self.work = memory, groups, work
+        super().__init__(
+            Ports(memory=memory, groups=groups, gradients=gradients, work=work),
+            Settings(tags=frozenset({DEFAULT, GRADS}), lora=shape.lora_rank > 0, offload_train=offload_train),
+        )
