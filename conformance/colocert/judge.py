@@ -17,7 +17,7 @@ import msgspec
 from colocert.record.manifest import COMPLETE, Record, read_record
 from colocert.rules.catalogue import FOLDS, PROFILES, Rule, catalogue
 from colocert.rules.conditions import claims_named
-from colocert.rules.fold import Finding
+from colocert.rules.fold import Finding, Panel
 from colocert.rules.view import View
 from colocert.trace import AnyEvent, TraceError, read_trace
 
@@ -45,18 +45,15 @@ class TraceJudged(msgspec.Struct, frozen=True):
 
 def judge_events(events: Iterable[AnyEvent], rules: Iterable[Rule]) -> TraceJudged:
     """Runs the folds of these rules over one trace, in one pass."""
-    views: dict[int, View] = {}
-    folds: dict[int, list[Any]] = {}
+    panels: dict[int, Panel] = {}
     chosen = list(rules)
     for event in events:
-        view = views.get(event.rank)
-        if view is None:
-            view = views[event.rank] = View()
-            folds[event.rank] = [FOLDS[rule.id](view) for rule in chosen]
-        view.apply(event)
-        for fold in folds[event.rank]:
-            fold.on(event)
-    return collect(fold for rank in sorted(folds) for fold in folds[rank])
+        panel = panels.get(event.rank)
+        if panel is None:
+            view = View()
+            panel = panels[event.rank] = Panel(view, [FOLDS[rule.id](view) for rule in chosen])
+        panel.feed(event)
+    return collect(fold for rank in sorted(panels) for fold in panels[rank].folds)
 
 
 def collect(folds: Iterable[Any]) -> TraceJudged:

@@ -6,13 +6,12 @@ of sequences). Does not know any rule, scenario or double.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
 from colocert.rules.view import View
-from colocert.trace.events import AnyEvent
+from colocert.trace.events import AnyEvent, Event
 
 Self = TypeVar("Self", bound="Fold")
 
@@ -32,17 +31,20 @@ class Fold:
     """One rule over one trace.
 
     Timeline: built with the trace's view; `on(event)` for each event, after the view has moved past it; `end()` once.
-    A subclass reports with `found` and counts with `met`. Its state is plain attributes that hold immutable values or
-    containers of such, because exploration copies and compares them.
+    A subclass reports with `found` and counts with `met`, and names the events it `sees`. Its state is plain
+    attributes that hold immutable values or containers of such, because exploration copies and compares them;
+    `within_call` names those that every `call.begin` sets anew, so that they do not tell states apart between calls.
     """
 
     rule: ClassVar[str]
+    sees: ClassVar[tuple[type[Event], ...]]
+    within_call: ClassVar[frozenset[str]] = frozenset()
     _apart = frozenset({"view", "findings", "exercised"})
 
     def __init__(self, view: View) -> None:
         self.view = view
         self.findings: list[Finding] = []
-        self.exercised: Counter[str] = Counter()
+        self.exercised: dict[str, int] = {}
 
     def on(self, event: AnyEvent) -> None:
         """Sees one event."""
@@ -53,31 +55,61 @@ class Fold:
 
     def met(self, code: str) -> None:
         """The condition under which `code` could be found has occurred."""
-        self.exercised[code] += 1
+        self.exercised[code] = self.exercised.get(code, 0) + 1
 
     def found(self, event: AnyEvent, code: str, expected: str, observed: str) -> None:
         """A violation at `event`."""
-        self.exercised[code] += 1
+        self.met(code)
         self.findings.append(
             Finding(rule=self.rule, code=code, rank=event.rank, seq=event.seq, expected=expected, observed=observed)
         )
 
     def clone(self: Self, view: View) -> Self:
         """A copy with the same state over a copy of the view; findings and counts start anew."""
-        new = type(self)(view)
-        for name, value in vars(self).items():
-            if name not in self._apart:
-                setattr(new, name, value.copy() if isinstance(value, (dict, set, list)) else value)
+        new = object.__new__(type(self))
+        state = new.__dict__
+        for name, value in self.__dict__.items():
+            state[name] = value.copy() if isinstance(value, (dict, set, list)) else value
+        new.view, new.findings, new.exercised = view, [], {}
         return new
 
     def key(self) -> tuple[Any, ...]:
         """The state as a hashable value: what later findings can depend on."""
-        return tuple(_frozen(v) for k, v in sorted(vars(self).items()) if k not in self._apart)
+        apart = self._apart | self.within_call
+        return tuple(_frozen(v) for k, v in sorted(self.__dict__.items()) if k not in apart)
+
+
+class Panel:
+    """Several folds over one view; an event goes to those that see its type."""
+
+    __slots__ = ("_by_type", "folds", "view")
+
+    def __init__(self, view: View, folds: list[Fold]) -> None:
+        self.view, self.folds = view, folds
+        self._by_type: dict[type[Event], list[Fold]] = {}
+        for fold in folds:
+            for kind in fold.sees:
+                self._by_type.setdefault(kind, []).append(fold)
+
+    def feed(self, event: AnyEvent) -> None:
+        """Moves the view and then the folds past one event."""
+        self.view.apply(event)
+        for fold in self._by_type.get(type(event), ()):
+            fold.on(event)
+
+    def clone(self) -> Panel:
+        """A copy between two calls."""
+        view = self.view.clone()
+        return Panel(view, [fold.clone(view) for fold in self.folds])
+
+    def key(self) -> tuple[Any, ...]:
+        """The state of the view and of every fold."""
+        return (self.view.key(), *(fold.key() for fold in self.folds))
 
 
 def _frozen(value: Any) -> Any:
     if isinstance(value, dict):
         return tuple(sorted(value.items()))
     if isinstance(value, set):
-        return frozenset(value)
+        return tuple(sorted(value))
     return tuple(value) if isinstance(value, list) else value

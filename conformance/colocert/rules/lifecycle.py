@@ -44,6 +44,7 @@ class SleepReleases(Fold):
     """LC-01: under LoRA, `sleep()` releases gradients and default, gradients not after default, each once."""
 
     rule = "LC-01"
+    sees = (CallEnd,)
 
     def on(self, event: AnyEvent) -> None:
         call = ended(self, event, "sleep")
@@ -87,6 +88,7 @@ class WakeResumes(Fold):
     """
 
     rule = "LC-02"
+    sees = (CallEnd,)
 
     def on(self, event: AnyEvent) -> None:
         view, call = self.view, ended(self, event, "wake_up")
@@ -124,6 +126,7 @@ class EarlyReleaseOnce(Fold):
     """LC-03: an early release and the `sleep()` that follows release the gradients exactly once between them."""
 
     rule = "LC-03"
+    sees = (SaverPause, SaverResume, SaverFatal, CallBegin, CallEnd, CallRaise)
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
@@ -140,13 +143,19 @@ class EarlyReleaseOnce(Fold):
         elif isinstance(event, SaverFatal):
             self._fatal(event)
         elif isinstance(event, CallEnd) and event.method == "offload_grad_buffer":
-            self.open = self.open or not (self.view.call and self.view.call.faulted)
+            self.open = self.open or self._released_early()
         elif isinstance(event, CallEnd) and event.method == "sleep" and self.open:
             self._closed(event)
         elif isinstance(event, CallBegin) and event.method in ("train", "wake_up"):
             self.open = False
         elif isinstance(event, CallRaise) and event.method == "sleep":
             self.open = False
+
+    def _released_early(self) -> bool:
+        """Whether the call that ends found gradients resident: only then is there a release to share."""
+        call = self.view.call
+        grads = {a.name for a in self.view.ledger.allocations.values() if a.tag == GRADS}
+        return call is not None and not call.faulted and not grads <= call.out_before
 
     def _fatal(self, event: SaverFatal) -> None:
         call = self.view.call
@@ -170,6 +179,8 @@ class NothingDue(Fold):
     """LC-04: a call whose target state already holds makes no saver call and raises nothing."""
 
     rule = "LC-04"
+    sees = (CallBegin, SaverCall, CallRaise)
+    within_call = frozenset({"holds"})
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
@@ -212,6 +223,7 @@ class NoIllegalTransition(Fold):
     """LC-05: without an injected fault no sequence of calls makes the saver see an illegal transition."""
 
     rule = "LC-05"
+    sees = (SaverCall, SaverFatal)
 
     def on(self, event: AnyEvent) -> None:
         if self.view.faults:
@@ -230,6 +242,8 @@ class SameEffects(Fold):
     """LC-06: from the second cycle on, the same starting state and calls have the same saver effects."""
 
     rule = "LC-06"
+    sees = (CallBegin, CallEnd, CallRaise, Change)
+    within_call = frozenset({"start"})
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
@@ -279,6 +293,8 @@ class WakeWhileResident(Fold):
     """LC-07: `wake_up()` while resident resumes nothing; groups that were gone are usable at their next use."""
 
     rule = "LC-07"
+    sees = (CallBegin, SaverCall, Change, CallEnd, GroupUse)
+    within_call = frozenset({"resident"})
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
@@ -313,6 +329,8 @@ class EarlyReleaseUndone(Fold):
     """LC-08: an early release that no `sleep()` follows is undone; no computation touches a released region."""
 
     rule = "LC-08"
+    sees = (CallBegin, SaverTouch, Data, CallEnd)
+    within_call = frozenset({"early"})
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
@@ -350,6 +368,7 @@ class FullParameterReleases(Fold):
     """LC-09: without LoRA, `sleep()` releases everything managed and `wake_up()` mirrors it."""
 
     rule = "LC-09"
+    sees = (SaverPause, CallBegin, CallEnd)
 
     def on(self, event: AnyEvent) -> None:
         view = self.view
@@ -378,6 +397,7 @@ class RefusedWhenOff(Fold):
     """LC-10: `sleep()` and `wake_up()` raise before any effect when train offload is off."""
 
     rule = "LC-10"
+    sees = (CallBegin, CallEnd, CallRaise, SaverFatal)
     methods: tuple[str, ...] = ("sleep", "wake_up")
 
     def on(self, event: AnyEvent) -> None:

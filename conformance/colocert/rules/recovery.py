@@ -37,6 +37,8 @@ class LiveGradientsSurvive(Fold):
     """LC-11: a no-backup region is released only when its content is dead, or the gradients survive the release."""
 
     rule = "LC-11"
+    sees = (CallBegin, SaverPause, CallRaise, Data)
+    within_call = frozenset({"live"})
     code = "gradients-lost"
 
     def __init__(self, view: View) -> None:
@@ -78,6 +80,7 @@ class NothingStaleRead(Fold):
     """LC-12: after a resume, no-backup content is written before it is read; no host bytes are spent on gradients."""
 
     rule = "LC-12"
+    sees = (SaverResume, Data, SaverPause)
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
@@ -116,6 +119,7 @@ class RefusedMoves(Fold):
     """LC-13: a refused move leaves `believed()` equal to residency; the next call moves what is due, once."""
 
     rule = "LC-13"
+    sees = (CallBegin, CallEnd, CallRaise, Believed, SaverFatal)
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
@@ -174,6 +178,7 @@ class FailuresAreRetried(Fold):
     """LC-14: after a failure inside `sleep()` or `wake_up()` the next call gets fully asleep or fully awake."""
 
     rule = "LC-14"
+    sees = (SaverFatal, CallEnd, CallRaise)
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
@@ -210,6 +215,7 @@ class ReleasedIsLeftAlone(Fold):
     """LC-15: while a region is released nothing frees, allocates in or reads that region."""
 
     rule = "LC-15"
+    sees = (SaverPause, SaverFree, SaverAlloc, SaverTouch, SaverFatal)
 
     def on(self, event: AnyEvent) -> None:
         view = self.view
@@ -232,6 +238,7 @@ class GroupsRebuilt(Fold):
     """LC-16: torn-down groups are rebuilt with what they were created with; no group, or one gone, is fine."""
 
     rule = "LC-16"
+    sees = (GroupCreate, GroupDestroy, Change, GroupUse, CallEnd, CallRaise)
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
@@ -278,6 +285,7 @@ class BackedUpIsUnchanged(Fold):
     """LC-17: backed-up regions are bit-identical after a cycle and addresses are unchanged."""
 
     rule = "LC-17"
+    sees = (SaverPause, SaverResume, Data, CallEnd)
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
@@ -291,10 +299,13 @@ class BackedUpIsUnchanged(Fold):
                 self.before[event.alloc] = self.view.contents[event.alloc]
         elif isinstance(event, SaverResume) and event.address != self.addresses.get(event.alloc, event.address):
             self.found(event, "address-changed", "addresses are unchanged", f"{event.alloc} came back elsewhere")
-        elif isinstance(event, CallBegin) and event.method == "train" and not self.view.ledger.out:
-            self.before.clear()
+        elif isinstance(event, Data) and event.how != "read" and self._training():
+            self.before.pop(event.alloc, None)
         elif ended(self, event, "wake_up") and not self.view.ledger.out:
             self._compare(event)
+
+    def _training(self) -> bool:
+        return self.view.call is not None and self.view.call.method == "train"
 
     def _compare(self, event: AnyEvent) -> None:
         for name, before in self.before.items():
@@ -313,6 +324,7 @@ class ParametersUntilSent(Fold):
     """LC-19: rematerialised parameters stay resident through `sleep()` until they are sent, then are released."""
 
     rule = "LC-19"
+    sees = (Send, SaverPause, SaverResume, CallEnd, CallRaise, SaverFatal)
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
@@ -359,6 +371,7 @@ class TagsExist(Fold):
     """LC-20: no release names a tag that no allocation of the run, on any rank, has used."""
 
     rule = "LC-20"
+    sees = (SaverCall, SaverAlloc)
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
@@ -377,13 +390,15 @@ class TagsExist(Fold):
             self.found(event, "unknown-tag", "a release names a tag that has allocations", f"{tag} has none: nothing moves")
 
     def key(self) -> tuple[object, ...]:
-        return (frozenset(self.unknown),)
+        return tuple(sorted(self.unknown))
 
 
 class KeptGradientsAreCopied(Fold):
     """LC-22: with several adapters, gradients kept across steps are never released without a copy."""
 
     rule = "LC-22"
+    sees = (CallBegin, Data, CallRaise, SaverPause)
+    within_call = frozenset({"live"})
     code = "released-without-copy"
 
     def __init__(self, view: View) -> None:

@@ -240,12 +240,12 @@ class View:
         """The state as a hashable value."""
         return (
             tuple(self.ledger.allocations),
-            frozenset(self.ledger.out),
+            tuple(sorted(self.ledger.out)),
             tuple(self.contents.items()),
             tuple(sorted(self.groups.items())),
-            frozenset(self.live),
-            tuple(self.lost.items()),
-            frozenset(self.stale),
+            tuple(sorted(self.live)),
+            tuple(sorted(self.lost.items())),
+            tuple(sorted(self.stale)),
             bool(self.faults),
             self.filled,
             self.dead,
