@@ -3,7 +3,7 @@
 Knows the operations, what may be observed of them, and how the two sides are run and compared. Does not know how
 either side does it: the double comes as a factory, the real library runs in `fork_tree`, in its own processes.
 
-    real = explore_real(depth=5)                 once; some seconds
+    real = explore_real(depth=5)                 once; a millisecond a sequence
     for difference in compare(StrictSaver, real): ...      the shortest sequence first
 
 After every operation both sides say: bytes of the device held and free, host bytes held, and the content of every
@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -91,32 +90,28 @@ class Double(Protocol):
     def free_bytes(self) -> int: ...
 
 
-def explore_real(depth: int = 5, workers: int | None = None) -> dict[Sequence, Seen]:
-    """What the real library over the stand-in does on every sequence to `depth`."""
-    workers = workers or os.cpu_count() or 1
-    jobs = [(depth, shard, workers) for shard in range(workers)]
+def explore_real(depth: int = 5) -> dict[Sequence, Seen]:
+    """What the real library over the stand-in does on every sequence to `depth`.
+
+    In one process tree, not several: forks on two cores at once were measured slower than one after another.
+    """
     seen: dict[Sequence, Seen] = {}
-    with ThreadPoolExecutor(workers) as pool:
-        for part in pool.map(lambda job: _shard(*job), jobs):
-            seen.update(part)
+    machine = Machine(capacity=CAPACITY, snapshot=True)
+    with start(f"{__name__}:{tell_tree.__name__}", machine=machine, deadline=600, depth=depth) as child:
+        with contextlib.suppress(LinkClosed):  # the outcome says why
+            while (message := child.listen()) is not None:
+                for path, (end, *rest) in message:
+                    seen[tuple(OPERATIONS[i] for i in path)] = _seen(end, *rest)
+        child.wait().expect()
     return seen
 
 
-def explore_shard(stage: Stage, depth: int, shard: int, shards: int) -> None:
-    """The body of a child: hands its place to the fork tree, small and under the hook that was just probed.
-
-    Of the sequences of two operations a shard extends every `shards`-th; shorter ones are told by each.
-    """
+def tell_tree(stage: Stage, depth: int) -> None:
+    """The body of a child whose hook was just probed: starts the fork tree, which is small, and passes on its lines."""
     regions = {tag: [SIZES[tag], BACKED_UP[tag]] for tag in SIZES}
-    plan = {"operations": OPERATIONS, "regions": regions, "depth": depth, "shard": shard, "shards": shards}
     reads, writes = os.pipe()
-    command = [
-        sys.executable,
-        "-I",
-        "-S",
-        str(Path(__file__).with_name("fork_tree.py")),
-        json.dumps({**plan, "out": writes}),
-    ]
+    plan = {"operations": OPERATIONS, "regions": regions, "depth": depth, "out": writes}
+    command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("fork_tree.py")), json.dumps(plan)]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with tempfile.TemporaryFile() as said, subprocess.Popen(command, pass_fds=[writes], stderr=said) as tree:
         os.close(writes)
@@ -127,19 +122,6 @@ def explore_shard(stage: Stage, depth: int, shard: int, shards: int) -> None:
             said.seek(0)
             raise RuntimeError(f"the fork tree must end with 0, got {tree.returncode}: {said.read()[-500:]!r}")
     stage.tell(None)
-
-
-def _shard(depth: int, shard: int, shards: int) -> dict[Sequence, Seen]:
-    machine = Machine(capacity=CAPACITY, snapshot=True)
-    seen: dict[Sequence, Seen] = {}
-    body = f"{__name__}:{explore_shard.__name__}"
-    with start(body, machine=machine, deadline=600, depth=depth, shard=shard, shards=shards) as child:
-        with contextlib.suppress(LinkClosed):  # the outcome says why
-            while (message := child.listen()) is not None:
-                for path, (end, *rest) in message:
-                    seen[tuple(OPERATIONS[i] for i in path)] = _seen(end, *rest)
-        child.wait().expect()
-    return seen
 
 
 def _seen(

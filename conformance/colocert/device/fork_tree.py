@@ -56,7 +56,7 @@ class Node:
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self.operations, self.regions = plan["operations"], plan["regions"]
-        self.depth, self.shard, self.shards, self.out = plan["depth"], plan["shard"], plan["shards"], plan["out"]
+        self.depth, self.out = plan["depth"], plan["out"]
         self.live: list[Block] = []
         self.writes = 0
 
@@ -64,7 +64,7 @@ class Node:
         """Forks a child for each operation, one after another, and says which of them ended it."""
         for number, operation in enumerate(self.operations):
             longer = [*path, number]
-            if (not self.live and operation in ("free", "touch")) or not self._is_ours(longer):
+            if not self.live and operation in ("free", "touch"):
                 continue
             child = os.fork()
             if child == 0:
@@ -72,9 +72,6 @@ class Node:
             end = _end(os.waitpid(child, 0)[1])
             if end:
                 self._say(longer, end)
-
-    def _is_ours(self, path: list[int]) -> bool:
-        return len(path) != 2 or (path[0] * len(self.operations) + path[1]) % self.shards == self.shard
 
     def _become(self, path: list[int]) -> NoReturn:
         try:
