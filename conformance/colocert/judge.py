@@ -199,6 +199,12 @@ class Evidence:
         for explored in self.record.explorations:
             if explored.profile != rule.profile or not rule.explore:
                 continue
+            if explored.status != COMPLETE:
+                lost = Case(
+                    rule=rule.id, scenario=explored.id, outcome=FAIL, code=explored.status, detail=explored.detail
+                )
+                cases.append(lost)
+                continue
             times = sum(n for code, n in explored.exercised.get(rule.id, {}).items() if code in bound)
             hits = [f for f in explored.findings if f.rule == rule.id and f.code in bound]
             if hits:
@@ -243,9 +249,7 @@ def judge(evidence: Evidence, selection: Selection | None = None) -> Judged:
         if f"{case.rule}[{case.scenario}]" not in left_out:
             by_rule.setdefault(case.rule, []).append(case)
     ran = evidence.profiles()
-    outcomes = [
-        _outcome(rule, by_rule.get(rule.id, []), record, ran, bool(left_out)) for rule in catalogue().values()
-    ]
+    outcomes = [_outcome(rule, by_rule.get(rule.id, []), record, ran, bool(left_out)) for rule in catalogue().values()]
     if not left_out and not selection.narrowed:
         outcomes = _untestable(outcomes, record, ran)
     return _verdict(record, selection, ran, tuple(outcomes))
@@ -282,7 +286,9 @@ def _untestable(outcomes: list[RuleOutcome], record: Record, ran: tuple[str, ...
     binding: dict[str, list[str]] = {}
     for claim, stated in record.claims.items():
         if stated:
-            mine = [r.id for r in rules.values() if r.profile in ran and claim in _binders(r) and r.bound(record.claims)]
+            mine = [
+                r.id for r in rules.values() if r.profile in ran and claim in _binders(r) and r.bound(record.claims)
+            ]
             if mine:
                 binding[claim] = mine
     idle = {o.id for o in outcomes if o.outcome == NOT_EXERCISED}
@@ -302,9 +308,7 @@ def _binders(rule: Rule) -> frozenset[str]:
     return frozenset(claims_named(rule.binds))
 
 
-def _verdict(
-    record: Record, selection: Selection, ran: tuple[str, ...], outcomes: tuple[RuleOutcome, ...]
-) -> Judged:
+def _verdict(record: Record, selection: Selection, ran: tuple[str, ...], outcomes: tuple[RuleOutcome, ...]) -> Judged:
     reasons: list[str] = []
     levels = {"must", selection.level}
     profiles: dict[str, str] = {}
@@ -336,11 +340,8 @@ def _profile_verdict(
         return NOT_CONFORMANT
     counts = Counter(o.outcome for o in binding)
     idle = [o for o in binding if o.outcome in (NOT_EXERCISED, NOT_RUN)]
-    died = [e.id for e in record.explorations if e.profile == profile and e.status != COMPLETE]
     if idle:
         reasons.append("bound and not exercised: " + ", ".join(o.id for o in idle))
-    if died:
-        reasons.append("exploration did not finish: " + ", ".join(died))
     if selection.narrowed:
         reasons.append("the run was narrowed by " + ", ".join(selection.narrowed))
     if selection.left_out:
@@ -348,7 +349,7 @@ def _profile_verdict(
     if not counts.get(PASS) and not idle:
         reasons.append(f"there are no rules for {profile} in this version")
         return INCOMPLETE
-    return INCOMPLETE if idle or died or selection.narrowed or selection.left_out else CONFORMANT
+    return INCOMPLETE if idle or selection.narrowed or selection.left_out else CONFORMANT
 
 
 def first_findings(findings: Iterable[Finding]) -> dict[str, Finding]:

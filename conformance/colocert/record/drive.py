@@ -19,7 +19,7 @@ class ProcessGone(BaseException):
     """The implementation asked for the end of the process (`sys.exit`, `KeyboardInterrupt`)."""
 
 
-class BadTrainer(Exception):
+class TrainerShapeError(Exception):
     """The factory returned something that cannot be driven."""
 
 
@@ -77,14 +77,14 @@ class Session:
 def build(implementation: Any, rig: Rig) -> Session:
     """A fresh trainer from the implementation's factory.
 
-    Raises `BadTrainer` if the factory returns None or an object without the calls of the contract.
+    Raises `TrainerShapeError` if the factory returns None or an object without the calls of the contract.
     """
     trainer = rig.run(implementation.trainer(rig))
     if trainer is None:
-        raise BadTrainer("trainer(rig) must return the trainer object (got None)")
+        raise TrainerShapeError("trainer(rig) must return the trainer object (got None)")
     missing = [m for m in TRAINER_METHODS if not callable(getattr(trainer, m, None))]
     if missing:
-        raise BadTrainer(
+        raise TrainerShapeError(
             f"the trainer must have {', '.join(m + '()' for m in TRAINER_METHODS)} (got {type(trainer).__name__} "
             f"without {', '.join(m + '()' for m in missing)})"
         )

@@ -111,9 +111,7 @@ class Explorer:
         try:
             return self._run(depth, fault_depth)
         except _BrokenPromise as broken:
-            again = Explorer(
-                self.implementation, self.claims, self.scenario, self.rules, note=self._note, merge=False
-            )
+            again = Explorer(self.implementation, self.claims, self.scenario, self.rules, note=self._note, merge=False)
             again.detail = str(broken)
             record = again._run(depth, fault_depth)
             self.discoveries, self.exercised = again.discoveries, again.exercised
@@ -267,7 +265,8 @@ class Explorer:
             if a != b:
                 raise _BrokenPromise(
                     "fingerprint() must be equal only where every later call has the same effect (got two sequences "
-                    f"with one fingerprint and another outcome of {method}(): {_shown(known.path)}; {_shown(other.path)})"
+                    f"with one fingerprint and another outcome of {method}(): {_shown(known.path)}; "
+                    f"{_shown(other.path)})"
                     ": every sequence was run instead"
                 )
 

@@ -86,11 +86,15 @@ def _both(prefix: str, config: Mapping[str, Any], needs: str) -> list[Scenario]:
     three = THREE if config.get("lora") else tuple(s for s in THREE if s != "offload_grad_buffer")
     return [
         scenario("plain-cycle", *CYCLE, "train", *CYCLE, "train"),
-        scenario("cycle", "train", "offload_grad_buffer", "sleep", "sleep", "wake_up", "wake_up", "train", *CYCLE, "train")
+        scenario(
+            "cycle", "train", "offload_grad_buffer", "sleep", "sleep", "wake_up", "wake_up", "train", *CYCLE, "train"
+        )
         if not config.get("lora")
         else scenario("cycle", "train", "sleep", "sleep", "wake_up", "wake_up", "train", *CYCLE, "train"),
         scenario("three-cycles", *three, "train"),
-        scenario("sync-asleep", "train", "update_weights", "sleep", "update_weights", "wake_up", "update_weights", "train"),
+        scenario(
+            "sync-asleep", "train", "update_weights", "sleep", "update_weights", "wake_up", "update_weights", "train"
+        ),
         scenario("train-asleep", "sleep", "train", "sleep", "wake_up", "train"),
         scenario("no-groups", *CYCLE, "train", groups="absent"),
         scenario("groups-gone", "groups gone", "wake_up", "train", "groups gone", *CYCLE, "train"),
@@ -140,7 +144,9 @@ def _both(prefix: str, config: Mapping[str, Any], needs: str) -> list[Scenario]:
         scenario("does-not-fit", "sleep", "fill device", "wake_up", "wake_up", "relieve device", "wake_up", "train"),
         scenario("fault-clear-memory-sleep", *_faulted("clear_memory", "sleep", "wake_up"), "train"),
         scenario("fault-clear-memory-wake", "sleep", *_faulted("clear_memory", "wake_up", "sleep"), "wake_up", "train"),
-        scenario("fault-groups-destroy", *_faulted("groups.destroy", "sleep", "wake_up"), "train", needs="group_teardown"),
+        scenario(
+            "fault-groups-destroy", *_faulted("groups.destroy", "sleep", "wake_up"), "train", needs="group_teardown"
+        ),
         scenario(
             "fault-groups-create",
             "sleep",
@@ -150,7 +156,15 @@ def _both(prefix: str, config: Mapping[str, Any], needs: str) -> list[Scenario]:
             needs="group_teardown",
         ),
         scenario("fault-train", "fault train before", "train", *CYCLE, "fault train after", "train", *CYCLE, "train"),
-        scenario("fault-send", "fault send before", "update_weights", "sleep", "fault send after", "update_weights", "wake_up"),
+        scenario(
+            "fault-send",
+            "fault send before",
+            "update_weights",
+            "sleep",
+            "fault send after",
+            "update_weights",
+            "wake_up",
+        ),
     ]
 
 
@@ -226,13 +240,36 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario(
         "lora-accumulation",
         {**LORA, "accumulate": 2},
-        ("train", "offload_grad_buffer", "sleep", "wake_up", "train", "train", "offload_grad_buffer", "train", *CYCLE, "train"),
+        (
+            "train",
+            "offload_grad_buffer",
+            "sleep",
+            "wake_up",
+            "train",
+            "train",
+            "offload_grad_buffer",
+            "train",
+            *CYCLE,
+            "train",
+        ),
         "lora; gradients_traced",
     ),
     Scenario(
         "multi-lora",
         MULTI_LORA,
-        ("train", "offload_grad_buffer", "sleep", "wake_up", "train", "train", *CYCLE, "train", "train", *CYCLE, "train"),
+        (
+            "train",
+            "offload_grad_buffer",
+            "sleep",
+            "wake_up",
+            "train",
+            "train",
+            *CYCLE,
+            "train",
+            "train",
+            *CYCLE,
+            "train",
+        ),
         "multi_lora",
     ),
     *_both("full", FULL, ""),

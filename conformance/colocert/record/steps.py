@@ -18,12 +18,10 @@ DEVICE_CAPACITY = 1 << 30
 """Bytes of the device in every scenario: far more than the regions need, unless the suite fills it."""
 
 
-def run_scenario(
-    implementation: Any, claims: Claims, scenario: Scenario, sink: Callable[[AnyEvent], None]
-) -> Session:
+def run_scenario(implementation: Any, claims: Claims, scenario: Scenario, sink: Callable[[AnyEvent], None]) -> Session:
     """Builds a trainer, takes every step and closes it; events go to `sink` as they happen.
 
-    Raises what the factory raises, `BadTrainer`, or `ProcessGone` where the implementation exits.
+    Raises what the factory raises, `TrainerShapeError`, or `ProcessGone` where the implementation exits.
     """
     rig = Rig(scenario.build_config(), claims, sink, capacity=DEVICE_CAPACITY)
     try:
@@ -38,7 +36,7 @@ def run_scenario(
 
 
 def take_step(session: Session, step: str) -> None:
-    """One step: a change of the world, a fault for the next call, or a call. A call that the trainer lacks is left out."""
+    """One step: a change of the world, a fault for the next call, or a call (left out if the trainer lacks it)."""
     rig = session.rig
     if step.startswith("fault "):
         _, point, when, *nth = step.split()

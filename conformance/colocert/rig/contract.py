@@ -74,7 +74,9 @@ class Claims:
             if hint is bool and not isinstance(value, bool):
                 raise ContractError(f"claim {name} must be True or False (got {value!r})")
         if self.adapter_source not in ("resident", "host", "reloaded"):
-            raise ContractError(f"claim adapter_source must be resident, host or reloaded (got {self.adapter_source!r})")
+            raise ContractError(
+                f"claim adapter_source must be resident, host or reloaded (got {self.adapter_source!r})"
+            )
 
     @classmethod
     def of(cls, stated: object) -> Claims:
@@ -89,7 +91,9 @@ class Claims:
         missing, unknown = sorted(names - set(facts)), sorted(set(facts) - names)
         if missing or unknown:
             raise ContractError(
-                "claims must state each of the " + str(len(names)) + " claims and nothing else (got"
+                "claims must state each of the "
+                + str(len(names))
+                + " claims and nothing else (got"
                 + (f" none for {', '.join(missing)}" if missing else "")
                 + (" and" if missing and unknown else "")
                 + (f" unknown {', '.join(unknown)}" if unknown else "")

@@ -16,8 +16,8 @@ STANDARD_GROUPS: Mapping[str, Mapping[str, Any]] = {
     "data": {"ranks": [0, 2], "backend": "nccl", "timeout": 600, "options": {"is_high_priority_stream": True}},
     "control": {"ranks": [0, 1, 2, 3], "backend": "gloo", "timeout": 7200, "options": {}},
 }
-"""What exists before the factory runs where `rig.config.groups` is "present": three kinds that differ in every argument.
-Timeouts are seconds."""
+"""What exists before the factory runs where `rig.config.groups` is "present"; they differ in every argument. Timeouts
+are seconds."""
 
 
 class GroupGone(RuntimeError):

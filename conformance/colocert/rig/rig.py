@@ -131,7 +131,9 @@ class Rig:
         `ValueError` if there is none.
         """
         if kind not in ("base", "adapter", "merged") or read_from not in ("device", "host"):
-            raise ValueError(f"kind must be base, adapter or merged, read_from device or host (got {kind}, {read_from})")
+            raise ValueError(
+                f"kind must be base, adapter or merged, read_from device or host (got {kind}, {read_from})"
+            )
         chosen = [a for a in self.saver.of(tag) if only is None or a.name == only]
         with self.point("send"):
             for allocation in chosen:
@@ -159,13 +161,13 @@ class Rig:
             owner: Any = importlib.import_module(module)
         else:
             owner, attribute = target
-        before = inspect.getattr_static(owner, attribute, _ABSENT) if inspect.isclass(owner) else getattr(
-            owner, attribute, _ABSENT
+        before = (
+            inspect.getattr_static(owner, attribute, _ABSENT)
+            if inspect.isclass(owner)
+            else getattr(owner, attribute, _ABSENT)
         )
         setattr(owner, attribute, value)
-        self._undo.append(
-            lambda: delattr(owner, attribute) if before is _ABSENT else setattr(owner, attribute, before)
-        )
+        self._undo.append(lambda: delattr(owner, attribute) if before is _ABSENT else setattr(owner, attribute, before))
 
     def stubs(self, names: Iterable[str]) -> None:
         """Puts stand-ins for absent modules that a framework imports unguarded; see `colocert.rig.stubs`.

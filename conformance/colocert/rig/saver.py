@@ -21,12 +21,16 @@ from colocert.trace.events import (
     Event,
     SaverAlloc,
     SaverCall,
-    SaverFatal as SaverFatalEvent,
     SaverFree,
     SaverPause,
-    SaverRefused as SaverRefusedEvent,
     SaverResume,
     SaverTouch,
+)
+from colocert.trace.events import (
+    SaverFatal as SaverFatalEvent,
+)
+from colocert.trace.events import (
+    SaverRefused as SaverRefusedEvent,
 )
 
 GRANULE = 2 << 20
@@ -41,9 +45,9 @@ class SaverFatal(BaseException):
 
 
 class Allocation:
-    """One allocation. `content` is a token for its bits; `nbytes` is the size asked for, `size` what the device gives."""
+    """One allocation. `content` stands for its bits; `nbytes` is the size asked for, `size` what the device gives."""
 
-    __slots__ = ("address", "backup", "content", "freed", "kind", "kept", "name", "nbytes", "paused", "size", "tag")
+    __slots__ = ("address", "backup", "content", "freed", "kept", "kind", "name", "nbytes", "paused", "size", "tag")
 
     def __init__(self, name: str, tag: str, nbytes: int, backup: bool, kind: str, address: int, content: str) -> None:
         self.name, self.tag, self.nbytes, self.backup, self.kind = name, tag, nbytes, backup, kind
@@ -171,7 +175,8 @@ class StrictSaver:
 
     @hook_mode.setter
     def hook_mode(self, mode: str) -> None:
-        assert self._calls == 0 and self._region is None, "hook_mode is set before first use"
+        assert self._calls == 0, "hook_mode is set before first use"
+        assert self._region is None, "hook_mode is set before first use"
 
     @property
     def memory_margin_bytes(self) -> int:
@@ -221,9 +226,7 @@ class StrictSaver:
         self.device_bytes += allocation.size
         if tag:
             self.allocations[name] = allocation
-            self._emit(
-                SaverAlloc(tag, name, nbytes, backup, kind, allocation.address, allocation.content)
-            )
+            self._emit(SaverAlloc(tag, name, nbytes, backup, kind, allocation.address, allocation.content))
         return allocation
 
     def free(self, allocation: Allocation) -> None:

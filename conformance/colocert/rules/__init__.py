@@ -1,1 +1,1 @@
-"""The rules: a catalogue of sentences as data, and one pure fold over events for each. No double, no file, no process."""
+"""The rules: a catalogue of sentences as data, and one pure fold over events for each. No double and no process."""

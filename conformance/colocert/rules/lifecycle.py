@@ -146,10 +146,15 @@ class EarlyReleaseOnce(Fold):
             self.open = self.open or self._released_early()
         elif isinstance(event, CallEnd) and event.method == "sleep" and self.open:
             self._closed(event)
-        elif isinstance(event, CallBegin) and event.method in ("train", "wake_up"):
+        elif self._abandoned(event):
             self.open = False
-        elif isinstance(event, CallRaise) and event.method == "sleep":
-            self.open = False
+
+    @staticmethod
+    def _abandoned(event: AnyEvent) -> bool:
+        """Whether no `sleep()` is going to follow the early release."""
+        if isinstance(event, CallBegin):
+            return event.method in ("train", "wake_up")
+        return isinstance(event, CallRaise) and event.method == "sleep"
 
     def _released_early(self) -> bool:
         """Whether the call that ends found gradients resident: only then is there a release to share."""
@@ -169,7 +174,9 @@ class EarlyReleaseOnce(Fold):
         self.met("released-again")
         self.met("never-released")
         if self.count > grads:
-            self.found(event, "released-again", f"{GRADS} is released exactly once", f"it was released {self.count} times")
+            self.found(
+                event, "released-again", f"{GRADS} is released exactly once", f"it was released {self.count} times"
+            )
         elif self.count == 0 and grads:
             self.found(event, "never-released", f"{GRADS} is released by one of the two", "neither released it")
         self.count = 0
@@ -280,12 +287,13 @@ class SameEffects(Fold):
 
     def _compare(self, event: AnyEvent, outcome: str) -> None:
         call = self.view.call
-        assert call is not None and self.start is not None
+        assert call is not None
+        assert self.start is not None
         effects = "; ".join([*(f"-{n}" for n, _ in call.paused), *(f"+{n}" for n, _ in call.resumed), outcome])
         first = self.seen.setdefault(self.start, effects)
         if first != effects:
             self.found(event, "drift", f"{call.method}() has the effects it had before: {first}", effects)
-        elif len(self.seen) and call.paused or call.resumed:
+        elif (len(self.seen) and call.paused) or call.resumed:
             self.met("drift")
 
 
@@ -322,7 +330,9 @@ class WakeWhileResident(Fold):
         self.promised.discard(event.name)
         self.met("groups-unusable")
         if not event.alive:
-            self.found(event, "groups-unusable", f"group {event.name} is usable after wake_up()", "there is no such group")
+            self.found(
+                event, "groups-unusable", f"group {event.name} is usable after wake_up()", "there is no such group"
+            )
 
 
 class EarlyReleaseUndone(Fold):
@@ -342,7 +352,9 @@ class EarlyReleaseUndone(Fold):
             self.early = self._only_gradients_out()
         elif isinstance(event, SaverTouch):
             if view.call is not None and view.call.method == "train":
-                self.found(event, "computed-on-released", "train() computes on resident memory", f"{event.tag} is released")
+                self.found(
+                    event, "computed-on-released", "train() computes on resident memory", f"{event.tag} is released"
+                )
         elif isinstance(event, Data) and view.call is not None and view.call.method == "train" and event.how != "zero":
             self.met("computed-on-released")
         elif self.early and isinstance(event, CallEnd):
@@ -359,7 +371,9 @@ class EarlyReleaseUndone(Fold):
         code = "early-release-left" if event.method == "wake_up" else "trained-released"
         self.met(code)
         if event.method == "wake_up" and self._only_gradients_out():
-            self.found(event, code, f"wake_up() undoes the early release of {GRADS}", f"{GRADS} is released after wake_up()")
+            self.found(
+                event, code, f"wake_up() undoes the early release of {GRADS}", f"{GRADS} is released after wake_up()"
+            )
         elif event.method == "train" and not call.resumed and self._only_gradients_out():
             self.found(event, code, "train() wakes or refuses", f"it returned with {GRADS} released throughout")
 
@@ -376,7 +390,9 @@ class FullParameterReleases(Fold):
             return
         call = ended(self, event, "sleep", "wake_up", "offload_grad_buffer")
         if isinstance(event, SaverPause) and view.call and view.call.method == "offload_grad_buffer":
-            self.found(event, "lora-step-released", "a LoRA-only step releases nothing without LoRA", f"{event.tag} released")
+            self.found(
+                event, "lora-step-released", "a LoRA-only step releases nothing without LoRA", f"{event.tag} released"
+            )
         elif isinstance(event, CallBegin) and event.method == "offload_grad_buffer":
             self.met("lora-step-released")
         elif call is not None and call.method == "sleep":
@@ -410,9 +426,13 @@ class RefusedWhenOff(Fold):
         elif isinstance(event, CallEnd):
             self.found(event, "no-raise", f"{call.method}() raises", "it returned")
         elif isinstance(event, CallRaise) and call.effects:
-            self.found(event, "effect-before-raise", f"{call.method}() raises before any effect", "memory or groups moved")
+            self.found(
+                event, "effect-before-raise", f"{call.method}() raises before any effect", "memory or groups moved"
+            )
         elif isinstance(event, SaverFatal) and not self.view.faults:
-            self.found(event, "effect-before-raise", f"{call.method}() raises before any effect", "the saver was called")
+            self.found(
+                event, "effect-before-raise", f"{call.method}() raises before any effect", "the saver was called"
+            )
 
     def binds(self) -> bool:
         """Whether the scenario is one in which the calls must be refused."""
@@ -427,6 +447,3 @@ class EarlyReleaseRefused(RefusedWhenOff):
 
     def binds(self) -> bool:
         return not self.view.offload or not self.view.lora
-
-
-

@@ -101,7 +101,10 @@ class NothingStaleRead(Fold):
         self.met("stale-read")
         if event.how not in ("zero", "overwrite") or event.content == POISON:
             self.found(
-                event, "stale-read", "content is zeroed or overwritten before it is used", f"{event.how} of {event.alloc}"
+                event,
+                "stale-read",
+                "content is zeroed or overwritten before it is used",
+                f"{event.how} of {event.alloc}",
             )
 
     def _backup(self, event: SaverPause) -> None:
@@ -159,7 +162,9 @@ class RefusedMoves(Fold):
             self.met("belief-differs")
             if actual is not believed:
                 says, is_ = ("released" if x else "resident" for x in (believed, actual))
-                self.found(event, "belief-differs", "believed() equals residency", f"it says {tag} is {says}; it is {is_}")
+                self.found(
+                    event, "belief-differs", "believed() equals residency", f"it says {tag} is {says}; it is {is_}"
+                )
 
     def _reached(self, event: CallEnd | CallRaise) -> None:
         view, call = self.view, self.view.call
@@ -169,7 +174,9 @@ class RefusedMoves(Fold):
         due = view.due() if event.method == "sleep" else list(view.ledger.allocations.values())
         left = [a for a in due if (a.name in view.ledger.out) != (event.method == "sleep")]
         if left and not (event.method == "sleep" and all(a.name in view.live for a in left)):
-            self.found(event, "still-due", f"{event.method}() moves each tag still due", f"{tags_of(left)} was not moved")
+            self.found(
+                event, "still-due", f"{event.method}() moves each tag still due", f"{tags_of(left)} was not moved"
+            )
         elif any(call.moves(a.name) > 1 for a in due):
             self.found(event, "moved-twice", "each tag still due is moved once", "a tag was moved repeatedly")
 
@@ -201,7 +208,9 @@ class FailuresAreRetried(Fold):
         self.met("stuck")
         self.met("moved-twice")
         if isinstance(event, CallRaise):
-            self.found(event, "stuck", f"{event.method}() succeeds after an earlier failure", f"it raised {event.error}")
+            self.found(
+                event, "stuck", f"{event.method}() succeeds after an earlier failure", f"it raised {event.error}"
+            )
         elif event.method == "sleep" and not view.asleep() and not view.live:
             left = [a for a in view.due() if a.name not in view.ledger.out]
             self.found(event, "stuck", "sleep() gets fully asleep", f"{tags_of(left)} is resident")
@@ -227,11 +236,15 @@ class ReleasedIsLeftAlone(Fold):
         elif isinstance(event, SaverAlloc):
             out = [n for n in view.ledger.out if view.named(n).tag == event.tag]
             if out:
-                self.found(event, "alloc-in-released", f"nothing allocates in {event.tag}", f"{event.alloc} was allocated")
+                self.found(
+                    event, "alloc-in-released", f"nothing allocates in {event.tag}", f"{event.alloc} was allocated"
+                )
         elif isinstance(event, SaverTouch):
             self.found(event, "read-in-released", f"nothing reads {event.tag}", f"{event.how} of {event.alloc}")
         elif isinstance(event, SaverFatal) and event.reason == "no-backup":
-            self.found(event, "read-in-released", "nothing reads a released region", f"its backup, which {event.alloc} lacks")
+            self.found(
+                event, "read-in-released", "nothing reads a released region", f"its backup, which {event.alloc} lacks"
+            )
 
 
 class GroupsRebuilt(Fold):
@@ -278,7 +291,9 @@ class GroupsRebuilt(Fold):
             return
         self.met("raised-without-group")
         if isinstance(event, CallRaise):
-            self.found(event, "raised-without-group", f"{event.method}() without a group is fine", f"it raised {event.error}")
+            self.found(
+                event, "raised-without-group", f"{event.method}() without a group is fine", f"it raised {event.error}"
+            )
 
 
 class BackedUpIsUnchanged(Fold):
@@ -316,7 +331,9 @@ class BackedUpIsUnchanged(Fold):
                 where = "is gone" if allocation is None else "lies elsewhere"
                 self.found(event, "address-changed", "addresses are unchanged after a cycle", f"{name} {where}")
             elif self.view.contents[name] != before:
-                self.found(event, "content-changed", "backed-up content is bit-identical after a cycle", f"{name} differs")
+                self.found(
+                    event, "content-changed", "backed-up content is bit-identical after a cycle", f"{name} differs"
+                )
         self.before.clear()
 
 
@@ -338,8 +355,12 @@ class ParametersUntilSent(Fold):
         if isinstance(event, Send):
             self.sent = True
         elif isinstance(event, SaverPause) and event.tag == PARAMS and not self.sent:
-            self.found(event, "params-released-early", f"{PARAMS} stays resident until it is sent", "it was released unsent")
-        elif isinstance(event, SaverResume) and event.tag == PARAMS or isinstance(event, CallEnd) and event.method == "train":
+            self.found(
+                event, "params-released-early", f"{PARAMS} stays resident until it is sent", "it was released unsent"
+            )
+        elif (isinstance(event, SaverResume) and event.tag == PARAMS) or (
+            isinstance(event, CallEnd) and event.method == "train"
+        ):
             self.sent = False
         elif isinstance(event, SaverFatal) and self.failed:
             self.failed = False
@@ -357,14 +378,21 @@ class ParametersUntilSent(Fold):
             self.failed = False
             self.met("unreachable")
             if isinstance(event, CallRaise):
-                self.found(event, "unreachable", "an error leaves both ends reachable", f"{event.method}() raised {event.error}")
+                self.found(
+                    event,
+                    "unreachable",
+                    "an error leaves both ends reachable",
+                    f"{event.method}() raised {event.error}",
+                )
         if isinstance(event, CallEnd) and event.method == "sleep" and view.asleep():
             self.met("params-released-early")
         if isinstance(event, CallEnd) and event.method == "update_weights" and view.asleep():
             self.met("params-kept")
             kept = [a for a in view.ledger.allocations.values() if a.tag == PARAMS and a.name not in view.ledger.out]
             if kept:
-                self.found(event, "params-kept", f"{PARAMS} is released once it is sent", "it is resident after the sync")
+                self.found(
+                    event, "params-kept", f"{PARAMS} is released once it is sent", "it is resident after the sync"
+                )
 
 
 class TagsExist(Fold):
@@ -387,7 +415,9 @@ class TagsExist(Fold):
 
     def end(self) -> None:
         for tag, event in self.unknown.items():
-            self.found(event, "unknown-tag", "a release names a tag that has allocations", f"{tag} has none: nothing moves")
+            self.found(
+                event, "unknown-tag", "a release names a tag that has allocations", f"{tag} has none: nothing moves"
+            )
 
     def key(self) -> tuple[object, ...]:
         return tuple(sorted(self.unknown))
@@ -429,6 +459,3 @@ class KeptGradientsAreCopied(Fold):
             self.met(self.code)
             if self.copied.get(event.alloc) != kept:
                 self.found(event, self.code, "kept gradients are copied before their release", f"{event.alloc} was not")
-
-
-

@@ -98,9 +98,7 @@ class View:
         """What a complete `sleep()` has to release: all but what is claimed resident, and parameters owed to a sync."""
         kept = {RESIDENT_KINDS[c] for c in self.claims.get("resident_while_released", ())}
         owed = self.rematerializes
-        return [
-            a for a in self.ledger.allocations.values() if a.kind not in kept and not (owed and a.tag == PARAMS)
-        ]
+        return [a for a in self.ledger.allocations.values() if a.kind not in kept and not (owed and a.tag == PARAMS)]
 
     @property
     def rematerializes(self) -> bool:
