@@ -2,7 +2,7 @@
 
 Fits the wheel miles-rl 0.0.2, the public main and its gpu-peak branch, found in `COLOCERT_MILES_PATH` (a folder with
 an unpacked wheel or a checkout), else as an installed package. Needs torch, megatron-core, torch_memory_saver, ray,
-transformers and numpy; no CUDA, no SGLang.
+transformers and numpy; no GPU, no SGLang.
 
 Real: `sleep wake_up train update_weights offload_grad_buffer clear_memory`, their flags and timers, and the reloadable
 process groups. Replaced by the rig: the saver, cache clearing, `torch.distributed` below those groups, the numerical
@@ -12,71 +12,38 @@ work inside `train()` and the transfer inside `update_weights()`. Knows where mi
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
-import importlib.util
 import inspect
 import os
-import subprocess
-import sys
 from contextlib import nullcontext
-from datetime import timedelta
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
-from colocert.rig import Claims, ProcessGroups, Rig
+from colocert.adapters.distributed import Distributed
+from colocert.adapters.found import Framework
+from colocert.rig import Claims, Rig
 
-VARIABLE = "COLOCERT_MILES_PATH"
+MILES = Framework("miles", distribution="miles-rl", variable="COLOCERT_MILES_PATH")
+ACTOR = "miles.backends.megatron_utils.actor"
 STAND_INS = ("polars", "httpx", "mooncake", "!sglang", "!megatron.training", "!miles.utils.fp8_kernel")
-"""Imported unguarded by the actor's imports; a wheel bundles an `sglang` and a `megatron.training` of its own."""
+"""What the actor's imports need unguarded and the lifecycle never uses. A wheel bundles the two replaced packages."""
 
 ASLEEP = ("_asleep", "_train_offloaded")
 EARLY = ("_grad_buffer_paused", "_grad_buffer_offloaded")
-"""The flags that versions of the actor keep; 0.0.2 keeps none."""
-
-WORLD = "world"
-NCCL_TIMEOUT = 600
-"""torch's default for a new NCCL group, in seconds."""
-
-
-def find() -> Path | None:
-    """The folder that holds the package `miles`, or None. Imports nothing of it."""
-    if given := os.environ.get(VARIABLE):
-        return Path(given) if Path(given, "miles", "__init__.py").is_file() else None
-    spec = importlib.util.find_spec("miles")
-    return Path(spec.origin).parents[1] if spec and spec.origin else None
-
-
-def source(module: str) -> str:
-    """The text of a module of miles, empty where there is none."""
-    root = find()
-    path = root / (module.replace(".", "/") + ".py") if root else None
-    return path.read_text() if path and path.is_file() else ""
-
-
-def version() -> str:
-    """From the metadata beside the package, else the commit of the checkout."""
-    root = find()
-    if root is None:
-        return "not found"
-    for distribution in importlib.metadata.distributions(name="miles-rl", path=[str(root)]):
-        return distribution.version
-    described = subprocess.run(
-        ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return "commit " + described.stdout.strip() if described.returncode == 0 else "unknown"
+"""The flags that the versions of the actor keep; 0.0.2 keeps none."""
 
 
 def adapters_stay() -> bool:
     """Whether LoRA's parameter buffers are allocated without backup under a tag that `sleep()` leaves alone."""
-    return 'kwargs["disable_param_buffers_cpu_backup"] = True' in source("miles.backends.megatron_utils.lora_utils")
+    return 'kwargs["disable_param_buffers_cpu_backup"] = True' in MILES.source(
+        "miles.backends.megatron_utils.lora_utils"
+    )
 
 
 def claims() -> Claims:
-    """What the source at hand supports. `multi_lora` is not driven, hence not claimed."""
-    actor, options = source("miles.backends.megatron_utils.actor"), source("miles.utils.arguments")
-    stay = adapters_stay()
+    """What the source at hand supports. Several adapters and replaced ranks are not driven, hence not claimed."""
+    actor, stay = MILES.source(ACTOR), adapters_stay()
+    gpu = {"gpu"} if "--colocate-memory-peak-device" in MILES.source("miles.utils.arguments") else set()
     return Claims(
         lora=True,
         multi_lora=False,
@@ -85,7 +52,7 @@ def claims() -> Claims:
         offload_train_optional=True,
         rematerialize="rematerialize_param_from_master_weight" in actor,
         group_teardown=True,
-        peak_device=frozenset({"cpu", "gpu"} if "--colocate-memory-peak-device" in options else {"cpu"}),
+        peak_device=frozenset({"cpu"} | gpu),
         gpu_peak_with_critic=False,
         engine_releases=frozenset({"weights", "kv_cache", "cuda_graph"}),
         resident_while_released=frozenset({"adapters"} if stay else ()),
@@ -99,58 +66,6 @@ def claims() -> Claims:
         retained_backup=True,
         gradients_traced=False,
     )
-
-
-def load() -> ModuleType:
-    """The actor module, imported once. Raises `ImportError` where there is no miles."""
-    root = find()
-    if root is None:
-        raise ImportError(
-            f"miles must be installed (miles-rl), or {VARIABLE} must name a folder with an unpacked wheel or a "
-            f"checkout, which holds miles/__init__.py (got {os.environ.get(VARIABLE) or 'neither'})"
-        )
-    if str(root) not in sys.path:  # last: a wheel bundles a megatron and an sglang that must not hide installed ones
-        sys.path.append(str(root))
-    return importlib.import_module("miles.backends.megatron_utils.actor")
-
-
-class Distributed:
-    """What miles uses of `torch.distributed`, over the group double. A group that exists is adopted, not created."""
-
-    def __init__(self, groups: ProcessGroups) -> None:
-        self.groups, self.known = groups, groups.arguments()
-        self.P2POp = type("P2POp", (), {})
-
-    def new_group(
-        self,
-        ranks: list[int],
-        timeout: timedelta | None = None,
-        backend: str | None = None,
-        pg_options: Any = None,
-        **other: Any,
-    ) -> SimpleNamespace:
-        named = (n for n, args in self.known.items() if args["ranks"] == ranks and n != WORLD)
-        name = next(named, f"group{ranks}")
-        if name not in self.groups.alive:
-            seconds = int(timeout.total_seconds()) if timeout else NCCL_TIMEOUT
-            self.groups.create(name, ranks=ranks, backend=backend or "nccl", timeout=seconds, options=pg_options)
-        return SimpleNamespace(desc=name, ranks=ranks)
-
-    def destroy_process_group(self, group: SimpleNamespace) -> None:
-        if group.desc not in self.groups.alive:
-            raise ValueError("Invalid process group specified or has been destroyed.")  # what torch raises
-        self.groups.destroy(group.desc)
-
-    def get_rank(self, group: Any = None) -> int:
-        return 0
-
-    def get_world_size(self, group: Any = None) -> int:
-        return len(group.ranks) if group else 1
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "old_new_group":  # miles' own mark
-            raise AttributeError(name)
-        return lambda *args, **kwargs: None
 
 
 class Args(SimpleNamespace):
@@ -167,10 +82,10 @@ class MilesTrainer:
 
     def __init__(self, rig: Rig) -> None:
         rig.stubs(STAND_INS)
-        self.rig, self.module = rig, load()
+        self.rig, self.module = rig, MILES.load(ACTOR)
+        self.flags = [flag for flag in (*ASLEEP, *EARLY) if flag in MILES.source(ACTOR)]
         self.allocate()
         self.patch()
-        self.adopt_groups()
         self.worker = self.build()
         if hasattr(self.worker, "offload_grad_buffer"):
             self.offload_grad_buffer = lambda: self.call("offload_grad_buffer")
@@ -186,39 +101,27 @@ class MilesTrainer:
         rig, actor = self.rig, self.module
         base = importlib.import_module("miles.ray.train_actor")
         groups = importlib.import_module("miles.utils.reloadable_process_group")
-        rig.patch((actor, "torch_memory_saver"), rig.saver)
-        for module in (actor, base):
-            rig.patch((module, "clear_memory"), lambda *a, **k: rig.clear_memory())
+        self.distributed, self.reloadable = Distributed(rig.process_groups), groups.ReloadableProcessGroup
+        pair = "store_get_result = get_rollout_data" in MILES.source(ACTOR)
         for module in (actor, base, groups):
             rig.patch((module, "print_memory"), lambda *a, **k: None)
-        self.distributed = Distributed(rig.process_groups)
+        for module in (actor, base):
+            rig.patch((module, "clear_memory"), lambda *a, **k: rig.clear_memory())
         for module in (actor, groups):
             rig.patch((module, "dist"), self.distributed)
         rig.patch((groups, "old_new_group_dict"), {})
-        rig.patch((groups.ReloadableProcessGroup, "GROUPS"), {})
+        rig.patch((self.reloadable, "GROUPS"), {})
+        rig.patch((actor, "torch_memory_saver"), rig.saver)
         rig.patch((actor, "ray"), SimpleNamespace(get=rig.get))
+        rig.patch((actor, "get_rollout_data"), lambda *a, **k: ({}, nullcontext()) if pair else {})
         rig.patch((actor.torch.cuda, "ipc_collect"), lambda: None)
         if hasattr(actor, "is_first_replica_megatron_main_rank"):
             rig.patch((actor, "is_first_replica_megatron_main_rank"), lambda: False)
-        pair = "store_get_result = get_rollout_data" in inspect.getsource(actor)
-        rig.patch((actor, "get_rollout_data"), lambda *a, **k: ({}, nullcontext()) if pair else {})
-        self.reloadable = groups
-
-    def adopt_groups(self) -> None:
-        """Puts the groups that exist under miles' own management, which leaves the world group alone."""
-        self.reloadable.monkey_patch_torch_dist()
-        for name, args in self.distributed.known.items():
-            if name != WORLD:
-                self.distributed.new_group(
-                    ranks=args["ranks"],
-                    backend=args["backend"],
-                    timeout=timedelta(seconds=args["timeout"]),
-                    pg_options=args["options"],
-                )
+        groups.monkey_patch_torch_dist()
+        self.distributed.adopt()
 
     def build(self) -> Any:
-        config = self.rig.config
-        worker = object.__new__(self.module.MegatronTrainRayActor)
+        config, worker = self.rig.config, object.__new__(self.module.MegatronTrainRayActor)
         worker.args = Args(
             offload_train=config.offload_train,
             colocate=config.colocated,
@@ -234,53 +137,41 @@ class MilesTrainer:
             SimpleNamespace(get_updatable_engines_and_lock=lambda: engines, set_weight_version=lambda version: None)
         )
         worker.train_actor = worker.train_critic = self.step
-        text = inspect.getsource(self.module)
-        self.flags = [flag for flag in (*ASLEEP, *EARLY) if flag in text]
         for flag in self.flags:
             setattr(worker, flag, False)
         return worker
 
-    # ---- what miles does not do itself here
-
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        """The work inside `train()`: gradients are zeroed first, as miles' step does, and used up in the same call."""
+        """The work inside `train()`. Like miles' step it zeroes gradients first and uses them up in the same call."""
         rig = self.rig
         if "data" in self.distributed.known:
             rig.process_groups.use("data")
         with rig.point("train"):
-            if rig.config.rematerialize:
-                rig.data("default", "read")
-                rig.data("param_buffer", "overwrite")
-            for tag in ("default", "param_buffer"):
-                rig.data(tag, "read")
+            rig.data("default", "read")
+            rig.data("param_buffer", "overwrite" if rig.config.rematerialize else "read")
             for how in ("zero", "accumulate", "consume"):
                 rig.data("grad_buffer", how)
             trained = ("adapter", "optimizer") if rig.config.lora else ("base", "params", "optimizer")
             for allocation in [a for a in rig.saver.allocations.values() if a.kind in trained]:
                 rig.data(allocation.tag, "overwrite", only=allocation.name)
-        outcome = getattr(self.module, "TrainStepOutcome", None)
-        return outcome.NORMAL if outcome else None
+        outcomes = getattr(self.module, "TrainStepOutcome", None)
+        return outcomes.NORMAL if outcomes else None
 
     def push(self, *args: Any, **kwargs: Any) -> None:
-        """The transfer inside `update_weights()`: the saver's host copy where there is one, else the device."""
-        sent = ("adapter",) if self.rig.config.lora else ("params",) if self.rig.config.rematerialize else ("base",)
-        for allocation in [a for a in self.rig.saver.allocations.values() if a.kind in sent]:
-            self.rig.send(
-                "adapter" if self.rig.config.lora else "base",
-                allocation.tag,
-                only=allocation.name,
-                read_from="host" if allocation.paused and allocation.backup else "device",
-            )
-
-    # ---- the contract
+        """The transfer inside `update_weights()`: the host copy of what is released, else the device."""
+        kind = "adapter" if self.rig.config.lora else "base"
+        held = "params" if self.rig.config.rematerialize else kind
+        for allocation in [a for a in self.rig.saver.allocations.values() if a.kind == held]:
+            source = "host" if allocation.paused and allocation.backup else "device"
+            self.rig.send(kind, allocation.tag, only=allocation.name, read_from=source)
 
     def call(self, method: str, *args: Any) -> Any:
         """A call of the actor, inside the region that miles opens for the whole process (`TMS_INIT_ENABLE=1`)."""
         bound = getattr(self.worker, method)
-        parameters = list(inspect.signature(bound).parameters.values())[len(args) :]
-        missing = [None for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+        rest = list(inspect.signature(bound).parameters.values())[len(args) :]
+        required = [None for p in rest if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
         with self.rig.saver.region("default", enable_cpu_backup=True):
-            return bound(*args, *missing)
+            return bound(*args, *required)
 
     def sleep(self) -> Any:
         return self.call("sleep")
@@ -295,9 +186,9 @@ class MilesTrainer:
         """Only an actor has a weight updater; miles' driver never asks a critic."""
         if self.rig.config.role != "actor":
             return None
+        engines = Args(rollout_engines=[], engine_gpu_counts=[], engine_gpu_offsets=[], has_new_engines=False)
         takes_engines = inspect.signature(self.worker.update_weights).parameters
-        none = Args(rollout_engines=[], engine_gpu_counts=[], engine_gpu_offsets=[], has_new_engines=False)
-        return self.call("update_weights", *([none] if takes_engines else []))
+        return self.call("update_weights", *([engines] if takes_engines else []))
 
     def clear_memory(self) -> Any:
         return self.call("clear_memory")
@@ -307,20 +198,20 @@ class MilesTrainer:
 
     def believed(self) -> dict[str, bool]:
         """The actor's flags. Under LoRA they speak of `default`, and of gradients where there is a flag for these."""
-        config = self.rig.config
-        state = {name: getattr(self.worker, name) for name in self.flags}
-        asleep = [state[name] for name in ASLEEP if name in state]
-        early = [state[name] for name in EARLY if name in state]
+        config, state = self.rig.config, {flag: getattr(self.worker, flag) for flag in self.flags}
+        asleep = [state[flag] for flag in ASLEEP if flag in state]
+        early = [state[flag] for flag in EARLY if flag in state]
         if not asleep:
             return {}
         if config.lora:
             return {"default": asleep[0]} | ({"grad_buffer": early[0]} if early else {})
-        return {tag: asleep[0] for tag in config.regions if not (config.rematerialize and tag == "param_buffer")}
+        owed = config.rematerialize and config.role == "actor"
+        return {tag: asleep[0] for tag in config.regions if not (owed and tag == "param_buffer")}
 
     def fingerprint(self) -> tuple[object, ...]:
         """The actor's flags and which of its groups are down: all that a later call depends on."""
-        groups = self.reloadable.ReloadableProcessGroup.GROUPS.get(os.getpid(), [])
-        return (tuple(getattr(self.worker, name) for name in self.flags), tuple(g.group is None for g in groups))
+        groups = self.reloadable.GROUPS.get(os.getpid(), [])
+        return (tuple(getattr(self.worker, flag) for flag in self.flags), tuple(g.group is None for g in groups))
 
 
 class Miles:
@@ -332,7 +223,7 @@ class Miles:
 
     @property
     def version(self) -> str:
-        return version()
+        return MILES.version()
 
     @property
     def claims(self) -> Claims:
