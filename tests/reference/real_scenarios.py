@@ -1,0 +1,209 @@
+"""Bodies of child processes for test_real_trainer.py. Each takes a stage, builds one trainer and returns what it saw.
+
+torch, megatron-core and the trainer are imported inside each body: the launcher's probe runs before torch is loaded.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import weakref
+from typing import Any
+
+from colocert.device import DeviceOutOfMemory, Stage
+
+CYCLE = ("offload_grad_buffer", "sleep", "update_weights", "wake_up")
+
+
+def build(lora: bool = True, **settings: Any) -> Any:
+    from colocert_reference.real.trainer import RealTrainer, Shape
+
+    return RealTrainer(Shape(lora_rank=8 if lora else 0), **settings)
+
+
+def digest(tensors: dict[str, Any]) -> dict[str, str]:
+    """SHA-256 over each tensor's bytes."""
+    return {name: hashlib.sha256(t.contiguous().numpy().tobytes()).hexdigest() for name, t in tensors.items()}
+
+
+def addresses(trainer: Any) -> dict[str, int]:
+    tensors = trainer.parts.tensors()
+    trainable = {n: p for n, p in trainer.parts.model.named_parameters() if p.requires_grad}
+    return {
+        **{f"{tag}/{name}": t.data_ptr() for tag, named in tensors.items() for name, t in named.items()},
+        **{f"main_grad/{name}": p.main_grad.data_ptr() for name, p in trainable.items()},
+    }
+
+
+def cycle(stage: Stage, lora: bool) -> dict[str, Any]:
+    """One hand-off and back, with free bytes, pinned host bytes, addresses, contents and exports around it."""
+    exports: list[dict[str, str]] = []
+    trainer = build(lora, deliver=lambda tensors: exports.append(digest(dict(tensors))))
+    trainer.train()
+    trainer.update_weights()
+    tensors = trainer.parts.tensors()
+    facts: dict[str, Any] = {
+        "sizes": {tag: [t.nbytes for t in named.values()] for tag, named in tensors.items()},
+        "moments": sum(name.endswith("exp_avg") for name in tensors["default"]),
+        "adapters": sum(name.endswith((".lora_a", ".lora_b")) for name in tensors["default"]),
+        "own": stage.device.own_bytes(),
+        "free": [stage.device.free_bytes()],
+        "pinned": [trainer.memory.managed.host_bytes()],
+        "addresses": [addresses(trainer)],
+        "contents": [digest(tensors["default"])],
+    }
+    for call in CYCLE if lora else CYCLE[1:]:
+        getattr(trainer, call)()
+        facts["free"].append(stage.device.free_bytes())
+        facts["pinned"].append(trainer.memory.managed.host_bytes())
+    facts["grads_after"] = sum(int(t.count_nonzero()) for t in tensors["grad_buffer"].values())
+    facts["addresses"].append(addresses(trainer))
+    facts["contents"].append(digest(trainer.parts.tensors()["default"]))
+    facts["exports"] = exports
+    return facts
+
+
+def touches(stage: Stage, released: str, tensor: str) -> None:
+    """Reads one number of a tensor whose region `released` has given back."""
+    trainer = build()
+    found = next(t for named in trainer.parts.tensors().values() for name, t in named.items() if tensor in name)
+    found.view(-1)[0].item()
+    getattr(trainer, released)()
+    stage.tell("released")
+    found.view(-1)[0].item()
+
+
+def trains(stage: Stage, steps: int, calls: list[str], accumulate: int = 1, lora: bool = True) -> dict[str, Any]:
+    """`steps` steps with `calls` after each."""
+    trainer = build(lora, accumulate=accumulate)
+    for _ in range(steps):
+        trainer.train()
+        for call in calls:
+            getattr(trainer, call)()
+    trainer.wake_up()
+    return {
+        "losses": [loss.hex() for loss in trainer.work.losses],
+        "contents": digest(trainer.parts.tensors()["default"]),
+    }
+
+
+def shares(stage: Stage) -> None:
+    """Obeys calls by name, and says after each what it raised, what is free and what the trainer believes."""
+    trainer = build()
+    stage.tell({"held": stage.device.own_bytes()})
+    while call := stage.listen():
+        error = ""
+        try:
+            getattr(trainer, call)()
+        except Exception as raised:
+            error = type(raised).__name__
+        stage.tell({"error": error, "free": stage.device.free_bytes(), "believed": trainer.believed()})
+
+
+def neighbour(stage: Stage) -> None:
+    """Another process on the device: takes as many bytes as it is told, gives them back at 0."""
+    block = None
+    while (nbytes := stage.listen()) is not None:
+        answer = "ok"
+        if block is not None:
+            stage.device.free(block)
+            block = None
+        try:
+            block = stage.device.alloc("weights", True, nbytes) if nbytes else None
+        except DeviceOutOfMemory:
+            answer = "does not fit"
+        stage.tell(answer)
+
+
+def groups_come_back(stage: Stage) -> dict[str, Any]:
+    """A rebuild that fails half-way, then one that succeeds: the arguments, the references, the training."""
+    import torch.distributed as dist
+
+    trainer = build()
+    trainer.train()
+    before = trainer.groups.arguments()
+    old = [weakref.ref(group) for group in trainer.groups._alive()]
+    trainer.sleep()
+    facts: dict[str, Any] = {"asleep": trainer.groups.arguments(), "made": 0}
+    make = dist.new_group
+
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        facts["made"] += 1
+        if facts["made"] == 5:
+            raise RuntimeError("peer lost")
+        return make(*args, **kwargs)
+
+    dist.new_group = fails
+    try:
+        trainer.wake_up()
+    except RuntimeError as error:
+        facts["error"] = str(error)
+    finally:
+        dist.new_group = make
+    facts["believed"] = trainer.believed()
+    facts["after_failure"] = trainer.groups.arguments()
+    free = stage.device.free_bytes()
+    trainer.wake_up()
+    facts["moved"] = free - stage.device.free_bytes()
+    trainer.train()
+    gc.collect()
+    facts["alive"] = [group.group_desc for ref in old if (group := ref()) is not None]
+    facts["before"], facts["after"] = before, trainer.groups.arguments()
+    trainer.close()
+    facts["closed"] = trainer.groups.arguments()
+    return facts
+
+
+def early_release_alone(stage: Stage) -> dict[str, Any]:
+    """The engine's resume failed after the early release: `sleep()` never comes."""
+    trainer = build()
+    trainer.train()
+    free = [stage.device.free_bytes()]
+    for call in ("offload_grad_buffer", "offload_grad_buffer", "wake_up", "wake_up", "offload_grad_buffer", "train"):
+        getattr(trainer, call)()
+        free.append(stage.device.free_bytes())
+    return {"free": free, "believed": trainer.believed(), "steps": len(trainer.work.losses)}
+
+
+def saver_first(stage: Stage) -> str:
+    """The saver is put to use before megatron-core is imported."""
+    from colocert.device import tensors
+
+    tensors.start()
+    try:
+        build()
+    except ImportError as error:
+        return type(error).__name__
+    return ""
+
+
+def mode_after_import(stage: Stage) -> list[str]:
+    """The saver's mode as megatron's import leaves it, and as the trainer runs with."""
+    import megatron.core.inference.contexts.dynamic_context
+    import torch_memory_saver
+
+    assert megatron.core
+    saver = torch_memory_saver.torch_memory_saver
+    modes = [saver._impl_ctor_kwargs["hook_mode"]]
+    build()
+    return [*modes, saver._impl._hook_mode]
+
+
+def one_of_two(stage: Stage, rank: int, port: int) -> dict[str, Any]:
+    """One data-parallel rank, on other data than its peer; a hand-off with its groups torn down between two steps."""
+    from colocert_reference.real.groups import World
+
+    world = World(rank=rank, size=2, address=("127.0.0.1", port), timeout_minutes=2)
+    trainer = build(world=world)
+    for _ in range(2):
+        trainer.train()
+        for call in CYCLE:
+            getattr(trainer, call)()
+    trainer.train()
+    stage.tell("done")
+    stage.listen()  # the store is rank 0's: nobody leaves before both are done
+    return {
+        "losses": trainer.work.losses,
+        "contents": digest(trainer.parts.tensors()["default"]),
+        "data": next(g for g in trainer.groups.arguments() if g["name"] == "DATA_PARALLEL_GROUP"),
+    }
