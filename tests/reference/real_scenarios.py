@@ -16,7 +16,8 @@ CYCLE = ("offload_grad_buffer", "sleep", "update_weights", "wake_up")
 
 
 def build(lora: bool = True, **settings: Any) -> Any:
-    from colocert_reference.real.trainer import RealTrainer, Shape
+    from colocert_reference.real.model import Shape
+    from colocert_reference.real.trainer import RealTrainer
 
     return RealTrainer(Shape(lora_rank=8 if lora else 0), **settings)
 
@@ -152,6 +153,41 @@ def groups_come_back(stage: Stage) -> dict[str, Any]:
     trainer.close()
     facts["closed"] = trainer.groups.arguments()
     return facts
+
+
+def groups_taken_away(stage: Stage) -> dict[str, Any]:
+    """All groups vanish behind the trainer's back, as when a peer crashed: once before a sleep, once before a step."""
+    import torch.distributed as dist
+
+    trainer = build()
+    before = trainer.groups.arguments()
+    dist.destroy_process_group()
+    for call in ("sleep", "sleep", "wake_up", "train"):
+        getattr(trainer, call)()
+    dist.destroy_process_group()
+    trainer.train()
+    return {"same": trainer.groups.arguments() == before, "steps": len(trainer.work.losses)}
+
+
+def gradients(stage: Stage) -> dict[str, Any]:
+    """The live gradients in DDP's buffer beside those that autograd gives for the same parameters and batch."""
+    import torch
+
+    trainer = build(accumulate=2)
+    for _ in range(2):
+        trainer.train()
+    trained = [p for p in trainer.parts.model.parameters() if p.requires_grad]
+    ids, positions, mask = trainer.work._batch(2)
+    loss = trainer.parts.model(ids, positions, mask, labels=ids.roll(-1, dims=1)).mean() / 2
+    expected = torch.autograd.grad(loss, trained)
+    trainer.train()
+    for call in CYCLE:
+        getattr(trainer, call)()
+    return {
+        "equal": [torch.equal(p.main_grad, g) for p, g in zip(trained, expected, strict=True)],
+        "live": trainer.ports.gradients.live(),
+        "nonzero": sum(int(g.count_nonzero()) for g in expected),
+    }
 
 
 def early_release_alone(stage: Stage) -> dict[str, Any]:

@@ -170,6 +170,17 @@ def test_a_failed_group_rebuild_is_retried_and_groups_come_back_as_they_were() -
     assert facts["closed"] == []
 
 
+def test_groups_that_vanished_are_back_at_their_next_use() -> None:
+    assert outcomes(child("groups_taken_away")) == [{"same": True, "steps": 2}]
+
+
+def test_live_gradients_are_those_of_autograd_after_a_hand_off_too() -> None:
+    [facts] = outcomes(child("gradients"))
+    assert facts["equal"] == [True] * 16
+    assert facts["live"]
+    assert facts["nonzero"] > 0
+
+
 def test_an_early_release_without_a_sleep_is_undone_by_wake_up_and_by_train() -> None:
     [facts] = outcomes(child("early_release_alone"))
     awake, released = facts["free"][:2]

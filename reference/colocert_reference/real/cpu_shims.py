@@ -35,6 +35,6 @@ class NoForkTracker:
 
 def apply() -> None:
     """Puts the stand-ins in place, for the life of the process."""
-    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
+    torch.cuda.current_device = lambda: torch.device("cpu")
     tensor_parallel_random._CUDA_RNG_STATE_TRACKER = NoForkTracker()
     tensor_parallel_random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True

@@ -46,6 +46,8 @@ class World:
         if self.size == 1:
             return dist.HashStore()
         host, port = self.address
+        if not port:
+            raise ValueError(f"address must name the port of rank 0's store in a world of {self.size} (got port 0)")
         return dist.TCPStore(host, port, self.size, is_master=self.rank == 0, timeout=self.timeout)
 
     @property
@@ -126,7 +128,7 @@ def _arguments(group: dist.ProcessGroup) -> dict[str, Any]:
 
 
 def rebind(roots: tuple[object, ...], successors: Mapping[int, dist.ProcessGroup]) -> None:
-    """Replaces, by identity, each group that is reachable from `roots` through megatron's objects and plain containers."""
+    """Replaces by identity each group that `roots` lead to, through megatron's objects, modules, dicts and lists."""
     seen: set[int] = set()
     waiting: list[Any] = list(roots) if successors else []
     while waiting:

@@ -1,7 +1,8 @@
 """Managed memory on the stand-in device: the one module of `real/` that imports the kit.
 
-Knows how colocert places torch's tensors in memory from the hooked `cudaMalloc`, and how to ask the stand-in for bytes.
-Does not know the lifecycle, and on a GPU it is not imported: torch's own allocator does there what it does here.
+Knows how colocert places torch's tensors in memory from the hooked `cudaMalloc`, how to ask the stand-in for bytes, and
+how to start a process under the saver. Does not know the lifecycle. On a GPU nothing but the start is taken from here:
+torch's own allocator does there what the placement does here.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from colocert.device import tensors
+from colocert.device import Machine, run, tensors
 from colocert.device.hook import Hook
 from colocert.device.machine import find_preload
 
@@ -46,3 +47,8 @@ class HostMemory:
 
     def library(self) -> Any:
         return self._hook.saver
+
+
+def in_child(body: str, device: str) -> Any:
+    """What `body`, "module:function", returns in a process of its own under the saver's preload library."""
+    return run(body, machine=Machine(device="cuda" if device == "cuda" else "host"), deadline=300).expect("ok")

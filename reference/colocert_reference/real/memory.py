@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -64,6 +65,7 @@ class CudaMemory:
     device = "cuda"
 
     def __init__(self) -> None:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         package = importlib.import_module("torch_memory_saver")
         self.saver: Any = package.torch_memory_saver
         if self.saver._impl is None:
@@ -73,7 +75,7 @@ class CudaMemory:
             raise RuntimeError(f"the saver must run in preload mode (got {self.saver._impl._hook_mode!r})")
 
     def region(self, tag: str, *, backup: bool) -> contextlib.AbstractContextManager[None]:
-        return self.saver.region(tag=tag, enable_cpu_backup=backup)  # type: ignore[no-any-return]
+        return self.saver.region(tag=tag, enable_cpu_backup=backup)
 
     def pause(self, tag: str) -> int:
         torch.cuda.synchronize()

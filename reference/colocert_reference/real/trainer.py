@@ -66,7 +66,14 @@ class RealWork:
     """The work port: steps and syncs. `accumulate` calls of `step` make one optimizer step."""
 
     def __init__(
-        self, parts: Parts, gradients: RealGradients, memory: SaverMemory, deliver: Deliver, *, accumulate: int, seed: int
+        self,
+        parts: Parts,
+        gradients: RealGradients,
+        memory: SaverMemory,
+        deliver: Deliver,
+        *,
+        accumulate: int,
+        seed: int,
     ) -> None:
         self.parts, self.gradients, self.memory, self.deliver = parts, gradients, memory, deliver
         self.accumulate, self.seed = accumulate, seed
