@@ -318,7 +318,11 @@ def _verdict(record: Record, selection: Selection, ran: tuple[str, ...], outcome
     if not record.claimed:
         reasons.append("the implementation has no factory: there is nothing to certify")
     verdicts = set(profiles.values())
-    if NOT_CONFORMANT in verdicts:
+    green = [c for c in record.controls if c.outcome == "green"]
+    if green:
+        reasons += [f"control {c.name} came out green: {c.detail}" for c in green]
+        verdict = HARNESS_ERROR
+    elif NOT_CONFORMANT in verdicts:
         verdict = NOT_CONFORMANT
     elif INCOMPLETE in verdicts or not record.claimed:
         verdict = INCOMPLETE

@@ -19,7 +19,7 @@ class OffloadOff(RuntimeError):
 
 
 class NotLora(RuntimeError):
-    """An early release of gradient buffers was asked for without LoRA, which alone keeps them in a region of their own."""
+    """An early release was asked for without LoRA, which alone keeps gradient buffers in a region of their own."""
 
 
 class OutOfDeviceMemory(RuntimeError):

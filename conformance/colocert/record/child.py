@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from colocert.record import controls
 from colocert.record.drive import ProcessGone, TrainerShapeError
 from colocert.record.explore import Explorer
 from colocert.record.manifest import ExploredFinding, Problem
@@ -32,10 +33,11 @@ PROGRESS_SECONDS = 0.5
 
 
 class Job(msgspec.Struct, frozen=True):
-    """What the parent asks for: `load`, `scenario` or `explore`. Paths are absolute."""
+    """What the parent asks for: `load`, `scenario`, `explore` or `controls`. Paths are absolute."""
 
     kind: str
     impl: str = ""
+    rules: tuple[str, ...] = ()
     id: str = ""
     folder: str = ""
     trace: str = ""
@@ -130,6 +132,10 @@ class Child:
             os.close(at)
         findings = tuple(self._kept(job, scenario, found) for found in explorer.discoveries.values())
         return Answer(body=msgspec.to_builtins(msgspec.structs.replace(record, findings=findings)))
+
+    def controls(self, job: Job) -> Answer:
+        """Judges the controls of these rules."""
+        return Answer(body={"controls": msgspec.to_builtins(controls.run(job.rules))})
 
     def _kept(self, job: Job, scenario: Scenario, found: Any) -> ExploredFinding:
         steps = tuple(step for taken in found.path for step in taken.steps())

@@ -29,7 +29,7 @@ from colocert.rules.view import View
 from colocert.trace.events import AnyEvent
 
 METHODS = ("sleep", "wake_up", "train", "update_weights")
-AUDITED_MEETINGS = 200
+AUDITED_MEETINGS = 60
 _TOKEN = re.compile(r"#\d+")
 
 FaultPlan = tuple[str, str, int]
@@ -190,7 +190,7 @@ class Explorer:
         self._cache[key, taken.method, taken.fault] = outcome
         return outcome
 
-    def _take(self, state: _State, taken: Taken, *, audit: bool = True) -> _Outcome:
+    def _take(self, state: _State, taken: Taken, *, auditing: bool = False) -> _Outcome:
         path = (*state.path, taken)
         self._note(" ".join(step for t in path for step in t.steps()))
         session = self._build(state.path)
@@ -198,13 +198,13 @@ class Explorer:
             session.rig.faults.arm(*taken.fault)
         session.call(taken.method)
         session.rig.faults.disarm()
-        self.runs += 1
+        self.runs += not auditing
         points = tuple(session.rig.faults.passed)
         panel = state.panel.clone()
-        self._fold(panel, path)
+        self._fold(panel, path, counting=not auditing)
         key = None if session.over else self._key(session, panel, path)
-        if key is not None:
-            self._reached(key, path, panel, audit=audit)
+        if key is not None and not auditing:
+            self._reached(key, path, panel)
         session.rig.close()
         return _Outcome(key, points)
 
@@ -223,9 +223,11 @@ class Explorer:
             rig.faults.passed.clear()
         return session
 
-    def _fold(self, panel: Panel, path: tuple[Taken, ...]) -> None:
+    def _fold(self, panel: Panel, path: tuple[Taken, ...], *, counting: bool = True) -> None:
         for event in self._events:
             panel.feed(event)
+        if not counting:
+            return
         for fold in panel.folds:
             if not fold.exercised and type(fold).end is Fold.end:
                 continue
@@ -251,17 +253,17 @@ class Explorer:
         names: dict[str, str] = {}
         return _TOKEN.sub(lambda found: names.setdefault(found[0], f"#{len(names)}"), state)
 
-    def _reached(self, key: str, path: tuple[Taken, ...], panel: Panel, *, audit: bool) -> None:
+    def _reached(self, key: str, path: tuple[Taken, ...], panel: Panel) -> None:
         known = self._states.get(key)
         if known is None:
             self._states[key] = _State(path, key, panel)
-        elif audit and self._audits > 0 and known.path != path:
+        elif self._audits > 0 and known.path != path:
             self._audits -= 1
             self._audit(known, _State(path, key, panel))
 
     def _audit(self, known: _State, other: _State) -> None:
         for method in self.calls:
-            a, b = (self._take(state, Taken(method), audit=False).key for state in (known, other))
+            a, b = (self._take(state, Taken(method), auditing=True).key for state in (known, other))
             if a != b:
                 raise _BrokenPromise(
                     "fingerprint() must be equal only where every later call has the same effect (got two sequences "

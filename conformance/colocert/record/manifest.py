@@ -74,6 +74,16 @@ class ExplorationRecord(msgspec.Struct, frozen=True):
     seconds: float = 0.0
 
 
+class ControlRecord(msgspec.Struct, frozen=True):
+    """One control: red as it must be, green if the suite did not find it out, or not-run (`detail` says why)."""
+
+    name: str
+    rule: str
+    code: str
+    outcome: str
+    detail: str = ""
+
+
 class Options(msgspec.Struct, frozen=True):
     """What was asked for. Depths of 0 mean no exploration."""
 
@@ -82,6 +92,7 @@ class Options(msgspec.Struct, frozen=True):
     faults: str = "single"
     fault_depth: int = 0
     workers: int = 1
+    controls: bool = True
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -96,6 +107,7 @@ class Record(msgspec.Struct, frozen=True):
     problem: Problem | None = None
     scenarios: tuple[ScenarioRecord, ...] = ()
     explorations: tuple[ExplorationRecord, ...] = ()
+    controls: tuple[ControlRecord, ...] = ()
     schema: int = RECORD_SCHEMA
     seconds: float = 0.0
 

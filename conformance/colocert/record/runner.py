@@ -32,6 +32,7 @@ from colocert.record.manifest import (
     COMPLETE,
     DIED,
     HANG,
+    ControlRecord,
     ExplorationRecord,
     Options,
     Problem,
@@ -42,6 +43,7 @@ from colocert.record.manifest import (
 from colocert.record.resolve import HARNESS
 from colocert.record.scenarios import EXPLORATIONS, SCENARIOS, Scenario, smoke
 from colocert.rig.contract import Claims
+from colocert.rules.catalogue import catalogue
 
 FULL_DEPTH, HIGH_COST_FAULT_DEPTH = 6, 3
 IMPORT_DEADLINE = float(os.environ.get("COLOCERT_IMPORT_DEADLINE", "180"))
@@ -259,13 +261,31 @@ def _everything(first: Worker, base: Record, folder: Path, say: Callable[[str], 
         *(partial(_scenario, scenario=s, folder=folder, say=say) for s in scenarios),
     ]
     done = list(_spread(jobs, first, base, folder))
+    controls = _controls(base, ran, folder, say) if base.options.controls else ()
     order = {s.id: i for i, s in enumerate((*scenarios, *explorations))}
     done.sort(key=lambda d: order[d.id])
     return msgspec.structs.replace(
         base,
         scenarios=tuple(d for d in done if isinstance(d, ScenarioRecord)),
         explorations=tuple(d for d in done if isinstance(d, ExplorationRecord)),
+        controls=controls,
     )
+
+
+def _controls(base: Record, ran: list[str], folder: Path, say: Callable[[str], None]) -> tuple[ControlRecord, ...]:
+    """The controls of the required rules, in a child that never imports the implementation under test."""
+    rules = [r.id for r in catalogue().values() if r.profile in ran and r.level == "must" and r.bound(base.claims)]
+    if not rules:
+        return ()
+    say("running the controls")
+    child = ChildProcess(folder / "logs" / "controls.txt")
+    try:
+        answer = child.ask(Job("controls", rules=tuple(rules)), IMPORT_DEADLINE)
+        return msgspec.convert(answer.body["controls"], tuple[ControlRecord, ...])
+    except Lost as lost:
+        return (ControlRecord("controls", "", "", "green", f"the controls did not finish: {lost.detail}"),)
+    finally:
+        child.kill()
 
 
 def _spread(jobs: list[Any], first: Worker, base: Record, folder: Path) -> Iterator[Any]:

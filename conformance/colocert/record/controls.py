@@ -1,0 +1,92 @@
+"""Controls: implementations that must come out red, run beside the one under test.
+
+Knows where the controls are and how to judge one. Does not know the implementation under test: controls run in a
+child of their own, where nothing of it was imported.
+
+An inert implementation, which does nothing, must not pass any rule; for each required rule one mutant must be found
+out by that rule with the code it names. A control that is green says that the suite did not work on this machine.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from colocert.judge import TraceJudged, judge_events
+from colocert.record.manifest import ControlRecord
+from colocert.record.scenarios import BY_ID, SCENARIOS, Scenario
+from colocert.record.steps import run_scenario
+from colocert.rig.contract import Claims
+from colocert.rules.catalogue import Rule, catalogue
+from colocert.trace.events import AnyEvent
+
+RED, GREEN, NOT_RUN = "red", "green", "not-run"
+FIXTURES = "colocert_fixtures"
+INERT = f"{FIXTURES}.adversaries.inert"
+
+
+def run(rule_ids: Iterable[str]) -> tuple[ControlRecord, ...]:
+    """Judges the inert implementation and one mutant for each of these rules, in this process."""
+    rules = [catalogue()[rule] for rule in rule_ids]
+    if importlib.util.find_spec(FIXTURES) is None:
+        missing = f"{FIXTURES} is not installed"
+        return tuple(ControlRecord(name, rule, "", NOT_RUN, missing) for name, rule in _names(rules))
+    mutants = _mutants()
+    return (_inert(rules), *(_mutant(rule, mutants.get(rule.id)) for rule in rules))
+
+
+def _names(rules: list[Rule]) -> Iterator[tuple[str, str]]:
+    yield "inert", ""
+    for rule in rules:
+        yield "mutant", rule.id
+
+
+def _mutants() -> dict[str, Any]:
+    """The first mutant of each rule, by the order of their names."""
+    found: dict[str, Any] = {}
+    package = importlib.import_module(f"{FIXTURES}.mutants")
+    for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not info.ispkg:
+            module = importlib.import_module(info.name)
+            found.setdefault(module.KILLED_BY[0], module)
+    return found
+
+
+def _mutant(rule: Rule, module: Any) -> ControlRecord:
+    if module is None:
+        return ControlRecord("mutant", rule.id, "", NOT_RUN, f"there is no mutant for {rule.id}")
+    name, code = module.__name__.rpartition(".")[2], module.KILLED_BY[1]
+    first = [BY_ID[s] for s in rule.scenarios]
+    for scenario in (*first, *(s for s in SCENARIOS if s not in first)):
+        judged = _judged(module.implementation, scenario, [rule])
+        if judged is not None and any(f.code == code for f in judged.findings):
+            return ControlRecord(name, rule.id, code, RED, f"found out on {scenario.id}")
+    return ControlRecord(name, rule.id, code, GREEN, f"{rule.id} did not find {code} on any scenario")
+
+
+def _inert(rules: list[Rule]) -> ControlRecord:
+    implementation = importlib.import_module(INERT).implementation
+    times = dict.fromkeys((rule.id for rule in rules), 0)
+    failed: set[str] = set()
+    for scenario in SCENARIOS:
+        judged = _judged(implementation, scenario, rules)
+        if judged is not None:
+            failed |= {f.rule for f in judged.findings}
+            for rule, counts in judged.exercised.items():
+                times[rule] += sum(counts.values())
+    passed = sorted(rule for rule, n in times.items() if n and rule not in failed)
+    if passed:
+        return ControlRecord("inert", "", "", GREEN, f"passes {', '.join(passed)} by doing nothing")
+    return ControlRecord("inert", "", "", RED, "passes no rule")
+
+
+def _judged(implementation: Any, scenario: Scenario, rules: list[Rule]) -> TraceJudged | None:
+    claims = Claims.of(implementation.claims)
+    if not scenario.wanted(claims):
+        return None
+    events: list[AnyEvent] = []
+    run_scenario(implementation, claims, scenario, events.append)
+    return judge_events(events, rules)
