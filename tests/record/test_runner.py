@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from colocert.judge import Evidence, judge
 from colocert.record.manifest import COMPLETE, DIED, HANG, Options, Record, read_record
 from colocert.record.runner import record

@@ -126,9 +126,11 @@ class StrictSaver:
     def pause(self, tag: str | None = None) -> None:
         """Gives the physical memory of `tag`, or of everything, back. An unknown tag moves nothing, silently."""
         call = self._begin("pause", tag)
-        for allocation in self._chosen(tag):
+        chosen = self._chosen(tag)
+        mixed = _mixed(chosen)
+        for allocation in chosen:
             if allocation.paused:
-                self._die("pause", tag, allocation, call, "double-release")
+                self._die("pause", tag, allocation, call, "double-release", partial=mixed)
             allocation.paused = True
             self.device_bytes -= allocation.size
             if allocation.backup:
@@ -143,9 +145,11 @@ class StrictSaver:
     def resume(self, tag: str | None = None) -> None:
         """Takes the physical memory of `tag`, or of everything, again; backed-up content is copied back."""
         call = self._begin("resume", tag)
-        for allocation in self._chosen(tag):
+        chosen = self._chosen(tag)
+        mixed = _mixed(chosen)
+        for allocation in chosen:
             if not allocation.paused:
-                self._die("resume", tag, allocation, call, "double-resume")
+                self._die("resume", tag, allocation, call, "double-resume", partial=mixed)
             if not self.fits(allocation.size):
                 self._die("resume", tag, allocation, call, "out-of-memory")
             allocation.paused = False
@@ -300,10 +304,15 @@ class StrictSaver:
         if self.dead:
             raise SaverFatal("the process is gone: the saver ended it earlier")
 
-    def _die(self, op: str, tag: str | None, allocation: Allocation | None, call: int, reason: str) -> NoReturn:
-        chosen = self._chosen(tag)
-        partial = len({a.paused for a in chosen}) > 1
+    def _die(
+        self, op: str, tag: str | None, allocation: Allocation | None, call: int, reason: str, *, partial: bool = False
+    ) -> NoReturn:
         name = allocation.name if allocation else "unknown"
         self._emit(SaverFatalEvent(op, tag or None, name, call, reason, partial))
         self.dead = True
         raise SaverFatal(f"{op}({tag!r}): {reason} of {name}")
+
+
+def _mixed(allocations: list[Allocation]) -> bool:
+    """Whether some are released and some are not."""
+    return len({a.paused for a in allocations}) > 1
