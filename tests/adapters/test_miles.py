@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -126,6 +127,15 @@ def test_the_version_comes_from_the_metadata_beside_the_package(tree: Callable[.
         "Metadata-Version: 2.4\nName: miles-rl\nVersion: 1.2.3\n"
     )
     assert miles.implementation.version == "1.2.3"
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_the_version_of_a_checkout_is_its_commit(tree: Callable[..., Path]) -> None:
+    git = ["git", "-C", str(tree()), "-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
+    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "x"]):
+        subprocess.run([*git, *command], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
+    assert miles.implementation.version == f"commit {head[:12]}"
 
 
 def test_the_implementation_has_the_shape_of_one() -> None:
