@@ -81,7 +81,7 @@ def _alive(pid: int) -> bool:
         if state == "Z":
             return False
         time.sleep(0.05)
-    return os.path.exists(f"/proc/{pid}")
+    return Path(f"/proc/{pid}").exists()
 
 
 def test_a_death_in_exploration_names_the_sequence(tmp_path: Path) -> None:
