@@ -55,8 +55,8 @@ class SleepReleases(Fold):
         if not was_resident:
             return
         for tag, code in ((GRADS, "grads-kept"), (DEFAULT, "default-kept")):
-            mine = [a for a in was_resident if a.tag == tag and a.name not in self.view.live]
-            if not mine:
+            mine = [a for a in was_resident if a.tag == tag]
+            if not mine or self.view.holds_live(tag):
                 continue
             self.met(code)
             kept = [a for a in mine if a.name not in self.view.ledger.out]
@@ -72,8 +72,7 @@ class SleepReleases(Fold):
             self.found(event, "released-twice", "each allocation is moved once", f"{tags_of(moved)} moved repeatedly")
 
     def _order(self, event: AnyEvent, call: Call) -> None:
-        grads = [n for name, n in call.paused if self.view.named(name).tag == GRADS]
-        default = [n for name, n in call.paused if self.view.named(name).tag == DEFAULT]
+        grads, default = (call.saver_calls_on(call.paused, tag) for tag in (GRADS, DEFAULT))
         if not grads or not default:
             return
         self.met("grads-after-default")
@@ -84,28 +83,44 @@ class SleepReleases(Fold):
 class WakeResumes(Fold):
     """LC-02: under LoRA, `wake_up()` resumes what was released, default not after gradients, each once.
 
-    What was released is read with LC-01: gradients that a cycle never released are gradients it does not resume.
+    What was released is read with LC-01: gradients that a cycle never released are gradients it does not resume. A
+    cycle is one whose `sleep()` returned; live gradients may stay out of it (LC-11).
     """
 
     rule = "LC-02"
     sees = (CallEnd,)
 
+    def __init__(self, view: View) -> None:
+        super().__init__(view)
+        self.slept: frozenset[str] = frozenset()
+
     def on(self, event: AnyEvent) -> None:
-        view, call = self.view, ended(self, event, "wake_up")
-        if call is None or not view.lora:
+        view = self.view
+        if ended(self, event, "sleep"):
+            self.slept = frozenset(tag for tag in (DEFAULT, GRADS) if not view.holds_live(tag))
             return
+        if not isinstance(event, CallEnd) or event.method not in ("wake_up", "train"):
+            return
+        slept, self.slept = self.slept, frozenset()
+        call = ended(self, event, "wake_up")
+        if call is not None and view.lora:
+            self._woken(event, call, slept)
+
+    def _woken(self, event: AnyEvent, call: Call, slept: frozenset[str]) -> None:
+        view = self.view
         was_out = [a for a in view.ledger.allocations.values() if a.name in call.out_before]
         if not any(a.tag == DEFAULT for a in was_out):
             return
         for tag, code in ((DEFAULT, "default-not-resumed"), (GRADS, "grads-not-resumed")):
-            mine = [a for a in view.due() if a.tag == tag and a.name not in view.live]
-            if not mine:
+            released = any(a.tag == tag for a in was_out)
+            kept = tag in slept and not released and any(a.tag == tag for a in view.due())
+            if not released and not kept:
                 continue
             self.met(code)
-            if any(a.name in view.ledger.out for a in mine):
-                self.found(event, code, f"wake_up() resumes {tag}", f"{tag} is released after wake_up()")
-            elif not any(a.name in call.out_before for a in mine):
+            if kept:
                 self.found(event, code, f"{tag} is resumed after a sleep()", f"{tag} was never released in this cycle")
+            elif any(a.tag == tag and a.name in view.ledger.out for a in was_out):
+                self.found(event, code, f"wake_up() resumes {tag}", f"{tag} is released after wake_up()")
         self.met("resumed-twice")
         moved = [a for a in was_out if call.moves(a.name) > 1]
         if moved:
@@ -113,8 +128,7 @@ class WakeResumes(Fold):
         self._order(event, call)
 
     def _order(self, event: AnyEvent, call: Call) -> None:
-        grads = [n for name, n in call.resumed if self.view.named(name).tag == GRADS]
-        default = [n for name, n in call.resumed if self.view.named(name).tag == DEFAULT]
+        grads, default = (call.saver_calls_on(call.resumed, tag) for tag in (GRADS, DEFAULT))
         if not grads or not default:
             return
         self.met("grads-before-default")
@@ -123,7 +137,10 @@ class WakeResumes(Fold):
 
 
 class EarlyReleaseOnce(Fold):
-    """LC-03: an early release and the `sleep()` that follows release the gradients exactly once between them."""
+    """LC-03: an early release and the `sleep()` that follows release the gradients exactly once between them.
+
+    Gradients that are live when `sleep()` returns were rightly kept by both (LC-11).
+    """
 
     rule = "LC-03"
     sees = (SaverPause, SaverResume, SaverFatal, CallBegin, CallEnd, CallRaise)
@@ -171,6 +188,8 @@ class EarlyReleaseOnce(Fold):
     def _closed(self, event: AnyEvent) -> None:
         grads = sum(a.tag == GRADS for a in self.view.ledger.allocations.values())
         self.open = False
+        if self.view.holds_live(GRADS):
+            return
         self.met("released-again")
         self.met("never-released")
         if self.count > grads:
@@ -183,7 +202,11 @@ class EarlyReleaseOnce(Fold):
 
 
 class NothingDue(Fold):
-    """LC-04: a call whose target state already holds makes no saver call and raises nothing."""
+    """LC-04: a call whose target state already holds makes no saver call and raises nothing.
+
+    A call that does so counts only for a trainer that has released memory before in this trace: where nothing ever
+    moves every target state holds, and leaving the saver alone is no merit.
+    """
 
     rule = "LC-04"
     sees = (CallBegin, SaverCall, CallRaise)
@@ -196,7 +219,7 @@ class NothingDue(Fold):
     def on(self, event: AnyEvent) -> None:
         if isinstance(event, CallBegin):
             self.holds = self._target_holds(event.method)
-            if self.holds:
+            if self.holds and self.view.moved:
                 self.met("saver-call")
                 self.met("raised")
         elif not self.holds:
@@ -227,26 +250,42 @@ class NothingDue(Fold):
 
 
 class NoIllegalTransition(Fold):
-    """LC-05: without an injected fault no sequence of calls makes the saver see an illegal transition."""
+    """LC-05: without an injected fault no sequence of calls makes the saver see an illegal transition.
+
+    Each saver call is an occasion for one; each that is made while some allocations are released and some are not is
+    an occasion for a tagless one. What is partial is read from the ledger at the call, not at the allocation where it
+    ended: those before it have moved by then.
+    """
 
     rule = "LC-05"
-    sees = (SaverCall, SaverFatal)
+    sees = (CallBegin, SaverCall, SaverFatal)
+    within_call = frozenset({"partial"})
+
+    def __init__(self, view: View) -> None:
+        super().__init__(view)
+        self.partial = False
 
     def on(self, event: AnyEvent) -> None:
         if self.view.faults:
             return
-        if isinstance(event, SaverCall):
+        if isinstance(event, CallBegin):
+            self.partial = False
+        elif isinstance(event, SaverCall):
+            self.partial = 0 < len(self.view.ledger.out) < len(self.view.ledger.allocations)
             self.met("double-release" if event.op == "pause" else "double-resume")
-            if event.tag is None:
+            if self.partial:
                 self.met("tagless-after-partial")
         elif isinstance(event, SaverFatal) and event.reason in ("double-release", "double-resume"):
-            code = "tagless-after-partial" if event.tag is None and event.partial else event.reason
+            code = "tagless-after-partial" if event.tag is None and self.partial else event.reason
             state = "released" if event.op == "pause" else "resident"
             self.found(event, code, f"{event.op} only of what is not {state}", f"{event.alloc} is {state}: exit(1)")
 
 
 class SameEffects(Fold):
-    """LC-06: from the second cycle on, the same starting state and calls have the same saver effects."""
+    """LC-06: from the second cycle on, the same starting state and calls have the same saver effects.
+
+    An occurrence is a call that moves memory and is compared with an earlier one from the same state.
+    """
 
     rule = "LC-06"
     sees = (CallBegin, CallEnd, CallRaise, Change)
@@ -290,15 +329,20 @@ class SameEffects(Fold):
         assert call is not None
         assert self.start is not None
         effects = "; ".join([*(f"-{n}" for n, _ in call.paused), *(f"+{n}" for n, _ in call.resumed), outcome])
-        first = self.seen.setdefault(self.start, effects)
-        if first != effects:
+        first = self.seen.setdefault(self.start, "")
+        if not first:
+            self.seen[self.start] = effects
+        elif first != effects:
             self.found(event, "drift", f"{call.method}() has the effects it had before: {first}", effects)
-        elif (len(self.seen) and call.paused) or call.resumed:
+        elif call.paused or call.resumed:
             self.met("drift")
 
 
 class WakeWhileResident(Fold):
-    """LC-07: `wake_up()` while resident resumes nothing; groups that were gone are usable at their next use."""
+    """LC-07: `wake_up()` while resident resumes nothing; groups that were gone are usable at their next use.
+
+    Resuming nothing counts only for a trainer that has released memory before in this trace, as in LC-04.
+    """
 
     rule = "LC-07"
     sees = (CallBegin, SaverCall, Change, CallEnd, GroupUse)
@@ -314,7 +358,7 @@ class WakeWhileResident(Fold):
         view = self.view
         if isinstance(event, CallBegin):
             self.resident = event.method == "wake_up" and not view.ledger.out and view.offload
-            if self.resident:
+            if self.resident and view.moved:
                 self.met("resumed-while-resident")
         elif isinstance(event, SaverCall) and event.op == "resume" and self.resident:
             self.resident = False
@@ -336,7 +380,10 @@ class WakeWhileResident(Fold):
 
 
 class EarlyReleaseUndone(Fold):
-    """LC-08: an early release that no `sleep()` follows is undone; no computation touches a released region."""
+    """LC-08: an early release that no `sleep()` follows is undone; no computation touches a released region.
+
+    A computation counts once something has been released in this trace: before that there is nothing to touch.
+    """
 
     rule = "LC-08"
     sees = (CallBegin, SaverTouch, Data, CallEnd)
@@ -356,7 +403,8 @@ class EarlyReleaseUndone(Fold):
                     event, "computed-on-released", "train() computes on resident memory", f"{event.tag} is released"
                 )
         elif isinstance(event, Data) and view.call is not None and view.call.method == "train" and event.how != "zero":
-            self.met("computed-on-released")
+            if view.moved:
+                self.met("computed-on-released")
         elif self.early and isinstance(event, CallEnd):
             self._closed(event)
 
@@ -396,7 +444,7 @@ class FullParameterReleases(Fold):
         elif isinstance(event, CallBegin) and event.method == "offload_grad_buffer":
             self.met("lora-step-released")
         elif call is not None and call.method == "sleep":
-            due = [a for a in view.due() if a.name not in call.out_before]
+            due = [a for a in view.due() if a.name not in call.out_before and not view.holds_live(a.tag)]
             if due:
                 self.met("kept")
             kept = [a for a in due if a.name not in view.ledger.out]

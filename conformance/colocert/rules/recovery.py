@@ -31,13 +31,18 @@ from colocert.trace.events import (
 )
 
 MOVERS = ("sleep", "wake_up")
+RELEASERS = ("sleep", "offload_grad_buffer")
 
 
 class LiveGradientsSurvive(Fold):
-    """LC-11: a no-backup region is released only when its content is dead, or the gradients survive the release."""
+    """LC-11: a no-backup region is released only when its content is dead, or the gradients survive the release.
+
+    A call that was asked for the release and left live gradients where they are counts, raised or not, for a trainer
+    that has released memory in this trace.
+    """
 
     rule = "LC-11"
-    sees = (CallBegin, SaverPause, CallRaise, Data)
+    sees = (CallBegin, SaverPause, CallEnd, CallRaise, Data)
     within_call = frozenset({"live"})
     code = "gradients-lost"
 
@@ -55,8 +60,9 @@ class LiveGradientsSurvive(Fold):
                 self.owed[event.alloc] = self.view.lost[event.alloc]
             elif event.alloc in self.worked:
                 self.met(self.code)
-        elif isinstance(event, CallRaise) and event.method in ("sleep", "offload_grad_buffer") and self.live:
-            self.met(self.code)
+        elif isinstance(event, (CallEnd, CallRaise)):
+            if event.method in RELEASERS and self.view.moved and self.live & self.view.live:
+                self.met(self.code)
         elif isinstance(event, Data):
             if event.how == "accumulate":
                 self.worked.add(event.alloc)
@@ -173,7 +179,7 @@ class RefusedMoves(Fold):
         self.met("moved-twice")
         due = view.due() if event.method == "sleep" else list(view.ledger.allocations.values())
         left = [a for a in due if (a.name in view.ledger.out) != (event.method == "sleep")]
-        if left and not (event.method == "sleep" and all(a.name in view.live for a in left)):
+        if left and not (event.method == "sleep" and all(view.holds_live(a.tag) for a in left)):
             self.found(
                 event, "still-due", f"{event.method}() moves each tag still due", f"{tags_of(left)} was not moved"
             )
@@ -198,9 +204,13 @@ class FailuresAreRetried(Fold):
         elif isinstance(event, (CallEnd, CallRaise)) and event.method in MOVERS and self.view.call is not None:
             if self.view.call.faulted:
                 self.pending = True
-            elif self.pending and not self.view.filled:
+            elif self.pending and not self.view.filled and not self._refused_live(event):
                 self.pending = False
                 self._reached(event)
+
+    def _refused_live(self, event: CallEnd | CallRaise) -> bool:
+        """Whether `sleep()` kept live gradients by raising, as LC-11 lets it."""
+        return event.method == "sleep" and isinstance(event, CallRaise) and bool(self.view.live)
 
     def _reached(self, event: CallEnd | CallRaise) -> None:
         view, call = self.view, self.view.call
@@ -248,7 +258,10 @@ class ReleasedIsLeftAlone(Fold):
 
 
 class GroupsRebuilt(Fold):
-    """LC-16: torn-down groups are rebuilt with what they were created with; no group, or one gone, is fine."""
+    """LC-16: torn-down groups are rebuilt with what they were created with; no group, or one gone, is fine.
+
+    A call without a group counts as fine only if it moved memory or groups: it did its work without one.
+    """
 
     rule = "LC-16"
     sees = (GroupCreate, GroupDestroy, Change, GroupUse, CallEnd, CallRaise)
@@ -289,11 +302,12 @@ class GroupsRebuilt(Fold):
         without = not view.groups or "gone" in view.groups.values()
         if not without or call.faulted or view.filled or view.live:
             return
-        self.met("raised-without-group")
         if isinstance(event, CallRaise):
             self.found(
                 event, "raised-without-group", f"{event.method}() without a group is fine", f"it raised {event.error}"
             )
+        elif call.effects:
+            self.met("raised-without-group")
 
 
 class BackedUpIsUnchanged(Fold):
@@ -406,9 +420,9 @@ class TagsExist(Fold):
         self.unknown: dict[str, SaverCall] = {}
 
     def on(self, event: AnyEvent) -> None:
-        if isinstance(event, SaverCall) and event.op == "pause" and event.tag is not None:
+        if isinstance(event, SaverCall) and event.op == "pause":
             self.met("unknown-tag")
-            if event.tag not in self.view.ledger.seen_tags:
+            if event.tag is not None and event.tag not in self.view.ledger.seen_tags:
                 self.unknown.setdefault(event.tag, event)
         elif isinstance(event, SaverAlloc):
             self.unknown.pop(event.tag, None)
@@ -424,10 +438,13 @@ class TagsExist(Fold):
 
 
 class KeptGradientsAreCopied(Fold):
-    """LC-22: with several adapters, gradients kept across steps are never released without a copy."""
+    """LC-22: with several adapters, gradients kept across steps are never released without a copy.
+
+    Pending gradients that a call was asked to release and left alone count as in LC-11.
+    """
 
     rule = "LC-22"
-    sees = (CallBegin, Data, CallRaise, SaverPause)
+    sees = (CallBegin, Data, CallEnd, CallRaise, SaverPause)
     within_call = frozenset({"live"})
     code = "released-without-copy"
 
@@ -446,8 +463,9 @@ class KeptGradientsAreCopied(Fold):
                 self.copied[event.alloc] = event.content
             else:
                 self.copied.pop(event.alloc, None)
-        elif isinstance(event, CallRaise) and event.method in ("sleep", "offload_grad_buffer") and self.live:
-            self.met(self.code)
+        elif isinstance(event, (CallEnd, CallRaise)):
+            if event.method in RELEASERS and self.view.moved and self.live & self.view.live:
+                self.met(self.code)
         elif isinstance(event, SaverPause) and event.tag == GRADS:
             self._released(event)
 

@@ -39,15 +39,19 @@ _EFFECTS = (SaverPause, SaverResume, SaverAlloc, SaverFree, GroupCreate, GroupDe
 
 
 class Call:
-    """The call being made, or the last one made. Moves are (allocation, saver call) pairs in order."""
+    """The call being made, or the last one made. Moves are (allocation, saver call) pairs in order.
 
-    __slots__ = ("effects", "faulted", "method", "out_before", "paused", "refused", "resumed", "saver_calls")
+    `tags` are those of the allocations it moved, which it may have freed since.
+    """
+
+    __slots__ = ("effects", "faulted", "method", "out_before", "paused", "refused", "resumed", "saver_calls", "tags")
 
     def __init__(self, method: str, out: frozenset[str]) -> None:
         self.method = method
         self.out_before = out
         self.paused: list[tuple[str, int]] = []
         self.resumed: list[tuple[str, int]] = []
+        self.tags: dict[str, str] = {}
         self.saver_calls = 0
         self.effects = 0
         self.faulted = self.refused = False
@@ -56,13 +60,18 @@ class Call:
         """How often the call released the allocation, and resumed it."""
         return sum(n == name for n, _ in self.paused) + sum(n == name for n, _ in self.resumed)
 
+    def saver_calls_on(self, moves: list[tuple[str, int]], tag: str) -> list[int]:
+        """The saver calls among `moves` that moved allocations of `tag`."""
+        return [number for name, number in moves if self.tags[name] == tag]
+
 
 class View:
     """The state of one rank. `apply` moves it past an event; rules read the rest.
 
     `live`: allocations holding gradients that a step which returned normally accumulated and nothing consumed yet.
     `lost`: live gradients that a release without backup dropped, by content. `stale`: no-backup allocations resumed and
-    not yet written. `contents`: allocation to content token.
+    not yet written. `contents`: allocation to content token. `moved`: whether a call has released memory so far; of a
+    trainer that never does, what it leaves alone says nothing.
     """
 
     def __init__(self) -> None:
@@ -79,6 +88,7 @@ class View:
         self.in_call = False
         self.faults = 0
         self.filled = False
+        self.moved = False
         self.dead = False
 
     # ---- what rules ask
@@ -109,6 +119,10 @@ class View:
         """Whether everything due is released now."""
         due = self.due()
         return bool(due) and all(a.name in self.ledger.out for a in due)
+
+    def holds_live(self, tag: str) -> bool:
+        """Whether a region holds live gradients: a release of it may then be refused, all of it (LC-11)."""
+        return any(a.tag == tag and a.name in self.live for a in self.ledger.allocations.values())
 
     def names(self, released: set[str] | frozenset[str]) -> str:
         """Allocations for a message, by tag."""
@@ -164,6 +178,8 @@ class View:
             self.live.discard(event.alloc)
             self.lost[event.alloc] = self.contents[event.alloc]
         if self.call is not None and self.in_call:
+            self.moved = True
+            self.call.tags[event.alloc] = event.tag
             self.call.paused.append((event.alloc, event.saver_call))
 
     def _resume(self, event: SaverResume) -> None:
@@ -172,6 +188,7 @@ class View:
         if not event.backup:
             self.stale.add(event.alloc)
         if self.call is not None and self.in_call:
+            self.call.tags[event.alloc] = event.tag
             self.call.resumed.append((event.alloc, event.saver_call))
 
     def _data(self, event: Data) -> None:
@@ -231,7 +248,7 @@ class View:
         new.ledger.device_bytes, new.ledger.host_bytes = self.ledger.device_bytes, self.ledger.host_bytes
         new.contents, new.groups = self.contents.copy(), self.groups.copy()
         new.live, new.stale, new.lost = self.live.copy(), self.stale.copy(), self.lost.copy()
-        new.faults, new.filled, new.dead = self.faults, self.filled, self.dead
+        new.faults, new.filled, new.moved, new.dead = self.faults, self.filled, self.moved, self.dead
         return new
 
     def key(self) -> tuple[Any, ...]:
@@ -246,6 +263,7 @@ class View:
             tuple(sorted(self.stale)),
             bool(self.faults),
             self.filled,
+            self.moved,
             self.dead,
         )
 
