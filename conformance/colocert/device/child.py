@@ -31,10 +31,12 @@ def main(job: dict[str, Any]) -> NoReturn:
         stage = Stage(open_device(job["device"], hook), Link(*job["link"]))
         value = _body(job["body"])(stage, **job["arguments"])
         refuse_torch_mode()
-        verdict = {"ok": True, "value": value}
+        verdict = json.dumps({"ok": True, "value": value})
+        code = 0
     except BaseException as error:
-        verdict = {"ok": False, "traceback": traceback.format_exc(), "error": _named(error)}
-    _leave(job["verdict"], verdict)
+        verdict = json.dumps({"ok": False, "traceback": traceback.format_exc(), "error": _named(error)})
+        code = FAILED
+    _leave(job["verdict"], verdict, code)
 
 
 def _body(name: str) -> Callable[..., Any]:
@@ -60,13 +62,13 @@ def _named(error: BaseException) -> dict[str, str] | None:
     return {"name": type(error).__name__, "must": error.must, "got": error.got, "fix": error.fix}
 
 
-def _leave(path: str, verdict: dict[str, Any]) -> NoReturn:
+def _leave(path: str, verdict: str, code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     part = Path(path + ".part")
-    part.write_text(json.dumps(verdict))
+    part.write_text(verdict)
     part.replace(path)
-    os._exit(0 if verdict["ok"] else FAILED)
+    os._exit(code)
 
 
 if __name__ == "__main__":

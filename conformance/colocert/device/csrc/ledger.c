@@ -85,7 +85,8 @@ static void open_ledger(const char *path) {
     errno = 0;
     if (ledger->magic != MAGIC) die("not a ledger of this version:", path);
     if (ledger->capacity != capacity_wanted()) die("COLOCERT_STANDIN_CAPACITY differs from the one in the ledger", path);
-    close(fd); /* and with it the lock */
+    flock(fd, LOCK_UN); /* closing would not: the mapping keeps the open file, and with it the lock */
+    close(fd);
 }
 
 static void forked(void) { own = NULL; } /* the slot belongs to the parent */

@@ -1,0 +1,132 @@
+"""What the real saver does to bytes and contents over the stand-in device."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch_memory_saver")
+
+from colocert.device import Machine, ledger, run, start
+
+from . import scenarios
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "freed"),
+    [(6_912, 2 * MIB), (2 * MIB - 1, 2 * MIB), (2 * MIB, 2 * MIB), (2 * MIB + 1, 4 * MIB), (100 * MIB + 5, 102 * MIB)],
+)
+def test_a_pause_frees_whole_granules_and_a_resume_takes_them_back(nbytes: int, freed: int) -> None:
+    seen = run(scenarios.round_trip, nbytes=nbytes, backup=True).expect()
+    assert seen["freed"] == freed
+    assert seen["own"] == [2 * freed, freed, 2 * freed]
+    assert seen["same"]
+
+
+def test_memory_without_a_backup_comes_back_as_poison() -> None:
+    seen = run(scenarios.round_trip, nbytes=5 * MIB, backup=False).expect()
+    assert seen["poisoned"]
+    assert not seen["same"]
+
+
+def test_a_backup_restores_every_bit_over_several_cycles() -> None:
+    assert len(set(run(scenarios.odd_bits, cycles=4).expect())) == 1
+
+
+def test_a_touch_of_paused_memory_is_a_segmentation_fault() -> None:
+    with start(scenarios.touches_paused) as child:
+        assert child.listen() == "paused"
+        outcome = child.wait()
+    assert (outcome.kind, outcome.signal) == ("signal", "SIGSEGV")
+
+
+def test_a_second_pause_ends_the_process_without_a_traceback() -> None:
+    outcome = run(scenarios.pauses_twice)
+    assert (outcome.kind, outcome.returncode, outcome.traceback) == ("hook-abort", 1, "")
+    assert "Cannot pause allocation that is not active" in outcome.last_words
+
+
+@pytest.mark.parametrize("tag", ["default", None])
+def test_an_allocation_that_does_not_fit_is_refused_and_takes_nothing(tag: str | None) -> None:
+    seen = run(scenarios.does_not_fit, machine=Machine(capacity=16 * MIB), tag=tag).expect()
+    assert "returned 2" in seen["refused"]
+    assert seen["free"] == [16 * MIB] * 3
+
+
+@pytest.mark.parametrize(("sticky", "left"), [(False, 0), (True, 5 * MIB + 3)])
+def test_host_bytes_are_counted_exactly_and_stay_where_pinned_memory_is_sticky(sticky: bool, left: int) -> None:
+    seen = run(scenarios.figures, machine=Machine(sticky_pinned=sticky), sticky=sticky).expect()
+    assert seen == {"paused": 5 * MIB + 3, "resumed": left, "peak": 6 * MIB, "own": 0}
+
+
+class TestSharedDevice:
+    """Several processes on one device of 1 GiB."""
+
+    def test_an_engine_cannot_wake_while_the_gradients_are_resident(self, shared: Machine) -> None:
+        """400 MiB of weights and 400 of gradients leave 224 MiB; the engine needs 424."""
+        with start(scenarios.engine, machine=shared, nbytes=424 * MIB) as engine:
+            assert engine.listen() == 1024 * MIB
+            with start(scenarios.trainer, machine=shared, nbytes=400 * MIB, releases_gradients=False) as trainer:
+                assert trainer.listen() == 224 * MIB
+                engine.tell("wake")
+                woken = engine.wait()
+                assert (woken.kind, woken.returncode) == ("hook-abort", 1)
+                assert "out of memory" in woken.last_words
+                assert "func=resume" in woken.last_words
+                trainer.tell("done")
+                assert trainer.wait().expect() is True
+
+    def test_the_same_engine_wakes_once_the_gradients_are_released(self, shared: Machine) -> None:
+        with start(scenarios.engine, machine=shared, nbytes=424 * MIB) as engine:
+            engine.listen()
+            with start(scenarios.trainer, machine=shared, nbytes=400 * MIB, releases_gradients=True) as trainer:
+                assert trainer.listen() == 624 * MIB
+                engine.tell("wake")
+                assert engine.wait().expect() == 200 * MIB
+                trainer.tell("done")
+                assert trainer.wait().expect() is True
+
+    def test_the_memory_of_a_killed_process_comes_back(self, shared: Machine) -> None:
+        assert shared.ledger is not None
+        with start(scenarios.holds, machine=shared, nbytes=300 * MIB) as child:
+            assert child.listen() == 300 * MIB
+            assert ledger.read(shared.ledger).free == 724 * MIB
+            child.kill()
+            _until(lambda: ledger.read(shared.ledger or Path()).free == 1024 * MIB)
+            assert run(scenarios.free_now, machine=shared).expect() == 1024 * MIB  # while a zombie
+            assert child.wait().signal == "SIGKILL"
+
+    def test_a_reused_pid_does_not_hold_the_memory_of_its_predecessor(self, shared: Machine) -> None:
+        assert shared.ledger is not None
+        with start(scenarios.holds, machine=shared, nbytes=300 * MIB) as child:
+            child.listen()
+            raw = bytearray(shared.ledger.read_bytes())
+            raw[40:48] = (1).to_bytes(8, "little")  # the start time in the first slot
+            shared.ledger.write_bytes(raw)
+            assert ledger.read(shared.ledger).free == 1024 * MIB
+            assert run(scenarios.free_now, machine=shared).expect() == 1024 * MIB
+
+    def test_a_child_forked_before_the_first_allocation_has_a_slot_of_its_own(self, shared: Machine) -> None:
+        assert run(scenarios.forks, machine=shared).expect() == [4 * MIB, 4 * MIB, 0, 0]
+
+    def test_a_spawned_sibling_sees_the_same_device(self, shared: Machine) -> None:
+        mine, siblings = run(scenarios.spawns, machine=shared).expect()
+        assert mine == siblings == 1016 * MIB
+
+    def test_one_device_has_one_capacity(self, shared: Machine) -> None:
+        run(scenarios.nothing, machine=shared).expect()
+        other = run(scenarios.nothing, machine=Machine(capacity=2 << 30, ledger=shared.ledger))
+        assert (other.kind, other.signal) == ("signal", "SIGABRT")
+        assert "COLOCERT_STANDIN_CAPACITY differs" in other.stderr
+
+
+def _until(holds: object, seconds: float = 10.0) -> None:
+    assert callable(holds)
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, f"not within {seconds} s"
+        time.sleep(0.01)
