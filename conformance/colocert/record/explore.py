@@ -78,7 +78,8 @@ class Discovery(msgspec.Struct):
 class Explorer:
     """One configuration's exploration. `run()` gives the counts; `discoveries` what was found broken.
 
-    `note` is called before each run with the sequence that is about to be run, so that a hang can be named.
+    `calls` narrows the calls that are taken (none: all that the trainer has). `note` is called before each run with the
+    sequence that is about to be run, so that a hang can be named.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Explorer:
         *,
         note: Callable[[str], None] = lambda _: None,
         merge: bool = True,
+        calls: tuple[str, ...] = (),
     ) -> None:
         self.implementation, self.claims, self.scenario = implementation, claims, scenario
         self.rules = [rule for rule in rules if rule.explore and rule.profile == scenario.profile]
@@ -100,7 +102,7 @@ class Explorer:
         self._cache: dict[tuple[str, str, FaultPlan | None], _Outcome] = {}
         self._audits = AUDITED_MEETINGS
         self.merging = merge
-        self.calls: tuple[str, ...] = ()
+        self.calls = calls
         self.runs = 0
         self.discoveries: dict[tuple[str, str], Discovery] = {}
         self.exercised: dict[str, dict[str, int]] = {}
@@ -111,7 +113,15 @@ class Explorer:
         try:
             return self._run(depth, fault_depth)
         except _BrokenPromise as broken:
-            again = Explorer(self.implementation, self.claims, self.scenario, self.rules, note=self._note, merge=False)
+            again = Explorer(
+                self.implementation,
+                self.claims,
+                self.scenario,
+                self.rules,
+                note=self._note,
+                merge=False,
+                calls=self.calls,
+            )
             again.detail = str(broken)
             record = again._run(depth, fault_depth)
             self.discoveries, self.exercised = again.discoveries, again.exercised
@@ -171,8 +181,7 @@ class Explorer:
 
     def _root(self) -> _State:
         session = self._build(())
-        optional = [m for m in OPTIONAL_METHODS if session.has(m)]
-        self.calls = (*METHODS, *optional)
+        self.calls = self.calls or (*METHODS, *(m for m in OPTIONAL_METHODS if session.has(m)))
         self.merging = self.merging and session.has("fingerprint")
         view = View()
         panel = Panel(view, [FOLDS[rule.id](view) for rule in self.rules])
