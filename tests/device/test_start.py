@@ -88,7 +88,7 @@ class TestEnvironment:
 
 class TestHookNotLive:
     def test_no_preload(self) -> None:
-        with pytest.raises(NoPreload, match="colocert.device.run"):
+        with pytest.raises(NoPreload, match=r"colocert\.device\.run"):
             run(scenarios.nothing, machine=Machine(preload="none"))
 
     def test_a_preload_set_after_the_process_started(self) -> None:
@@ -117,6 +117,7 @@ class TestHookNotLive:
         with pytest.raises(TorchMode, match="Import megatron first"):
             run(scenarios.imports_torch_mode)
 
+    @pytest.mark.slow
     def test_importing_megatron_and_the_order_that_repairs_it(self) -> None:
         pytest.importorskip(MEGATRON)
         with pytest.raises(TorchMode):
