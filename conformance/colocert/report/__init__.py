@@ -1,0 +1,1 @@
+"""What was judged, for people and for machines: failure text, summary, transcripts, certificate, spec page."""

@@ -1,0 +1,151 @@
+"""The pytest items: what a case, a rule without a case, and a transcript look like to pytest.
+
+Knows names, outcomes as pytest sees them, and the properties that reports carry. Does not know who recorded the
+evidence or what the verdict is: every process of a run makes the same items in the same order from the same folder.
+
+    LC-03[lora-early-release]        a rule on a scenario
+    LC-22[not-applicable]            a rule that no scenario can say anything about, skipped with its reason
+    transcript[lora-early-release]   under `--snapshot-dir`: the transcript as the golden file has it
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from colocert.judge import FAIL, NOT_APPLICABLE, NOT_CLAIMED, NOT_EXERCISED, Case, Evidence, RuleOutcome, judge
+from colocert.record.manifest import Record, ScenarioRecord
+from colocert.report.terminal import failure_text
+from colocert.report.transcript import of_scenario
+from colocert.rules.catalogue import catalogue
+
+_SKIPPED = (NOT_APPLICABLE, NOT_EXERCISED, NOT_CLAIMED)
+
+
+class Violation(Exception):
+    """A rule is broken. Fields: `rule`, `code`, `expected`, `observed`; the text is the whole failure text."""
+
+    def __init__(self, case: Case, text: str) -> None:
+        super().__init__(text)
+        first = case.findings[0] if case.findings else None
+        self.rule, self.code = case.rule, case.code
+        self.expected, self.observed = (first.expected, first.observed) if first else ("", case.detail)
+
+
+class TranscriptDiffers(Exception):
+    """A transcript differs from its golden file."""
+
+
+class JudgedItem(pytest.Item):
+    """What the items have in common: they are judged already, and fail with a text instead of a traceback."""
+
+    rule = ""
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        return self.path, None, self.name
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        if isinstance(excinfo.value, (Violation, TranscriptDiffers)):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, style)
+
+    def describe(self, **facts: str | int) -> None:
+        """Properties for every report of this item, JUnit's included, under xdist too."""
+        self.user_properties.extend((name, str(value)) for name, value in facts.items())
+
+
+class CaseItem(JudgedItem):
+    """One rule on one scenario. Under `--level=must` a broken SHOULD rule is skipped with its code, not failed."""
+
+    def __init__(self, *, case: Case, evidence: Evidence, binds: bool, **more: Any) -> None:
+        super().__init__(**more)
+        self.case, self.evidence, self.binds, self.rule = case, evidence, binds, case.rule
+        self.describe(
+            rule=case.rule, code=case.code, outcome=case.outcome, exercised=case.exercised, scenario=case.scenario
+        )
+
+    def runtest(self) -> None:
+        if self.case.outcome == NOT_EXERCISED:
+            pytest.skip(NOT_EXERCISED)
+        if self.case.outcome != FAIL:
+            return
+        text = failure_text(self.case, self.evidence.record, self.evidence.folder)
+        if not self.binds:
+            pytest.skip(f"a SHOULD rule, which binds with --level=should; {text.splitlines()[0]}")
+        raise Violation(self.case, text)
+
+
+class RuleItem(JudgedItem):
+    """A rule for which there is no case: skipped with the reason, or failed if a claim of it is untestable."""
+
+    def __init__(self, *, row: RuleOutcome, record: Record, **more: Any) -> None:
+        super().__init__(**more)
+        self.row, self.record, self.rule = row, record, row.id
+        self.describe(rule=row.id, code=row.code, outcome=row.outcome, exercised=0, scenario="")
+
+    def runtest(self) -> None:
+        if self.row.outcome != FAIL:
+            pytest.skip(f"{self.row.outcome}: {self.row.reason}")
+        case = Case(rule=self.row.id, scenario="", outcome=FAIL, code=self.row.code, detail=self.row.reason)
+        raise Violation(case, failure_text(case, self.record, Path()))
+
+
+class TranscriptItem(JudgedItem):
+    """A scenario's transcript against its golden file. Never part of the verdict."""
+
+    def __init__(self, *, kept: ScenarioRecord, folder: Path, golden: Path, **more: Any) -> None:
+        super().__init__(**more)
+        self.kept, self.folder, self.golden = kept, folder, golden / kept.profile / f"{kept.id}.txt"
+        self.obj = type(self).runtest
+        self.describe(transcript=kept.id)
+
+    def runtest(self) -> None:
+        from colocert.report.golden import compare
+
+        difference = compare(self, of_scenario(self.folder, self.kept))
+        if difference:
+            told = [f"the transcript of {self.kept.id} differs from {self.golden}", *difference]
+            raise TranscriptDiffers("\n".join([*told, "to accept it: --snapshot-update"]))
+
+
+@functools.lru_cache(maxsize=4)
+def evidence_at(folder: str) -> Evidence:
+    """The evidence folder of this run, judged once a process."""
+    return Evidence(Path(folder))
+
+
+def collect(parent: pytest.Collector, profile: str, folder: str) -> Iterator[pytest.Item]:
+    """The items of one profile, in catalogue order: cases, rules without a case, transcripts."""
+    evidence = evidence_at(folder)
+    record, option = evidence.record, parent.config.option
+    if profile in record.claimed and profile not in evidence.profiles():
+        return
+    levels = {"must", option.colocert_level}
+    for row in judge(evidence).rules:
+        rule = catalogue()[row.id]
+        if rule.profile != profile:
+            continue
+        for case in evidence.cases:
+            if case.rule == row.id:
+                yield CaseItem.from_parent(
+                    parent,
+                    name=f"{case.rule}[{case.scenario}]",
+                    case=case,
+                    evidence=evidence,
+                    binds=rule.level in levels,
+                )
+        if row.outcome in _SKIPPED or (row.outcome == FAIL and not row.cases):
+            named = row.code or row.outcome
+            yield RuleItem.from_parent(parent, name=f"{row.id}[{named}]", row=row, record=record)
+    if option.colocert_snapshot_dir:
+        golden = Path(option.colocert_snapshot_dir)
+        golden = golden if golden.is_absolute() else parent.config.invocation_params.dir / golden
+        for kept in record.scenarios:
+            if kept.profile == profile:
+                yield TranscriptItem.from_parent(
+                    parent, name=f"transcript[{kept.id}]", kept=kept, folder=evidence.folder, golden=golden
+                )
