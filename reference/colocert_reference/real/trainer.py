@@ -38,7 +38,11 @@ def discard(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 class RealGradients:
-    """The gradients port over DDP's fused buffers. They are live between the steps of one accumulation."""
+    """The gradients port over DDP's fused buffers. They are live between the steps of one accumulation.
+
+    An error inside a backward pass leaves partial sums: at the first step of an accumulation the next step zeroes them,
+    later ones it does not undo.
+    """
 
     def __init__(self, ddp: Any) -> None:
         self.ddp = ddp

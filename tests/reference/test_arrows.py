@@ -1,0 +1,37 @@
+"""Which modules of the reference know the kit, and which need torch."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import colocert_reference
+
+ROOT = Path(colocert_reference.__file__).parent
+
+
+def imports(path: Path) -> set[str]:
+    """The top-level packages that a module imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add((node.module or "").partition(".")[0])
+    return found
+
+
+def users(package: str) -> set[str]:
+    return {str(p.relative_to(ROOT)) for p in ROOT.rglob("*.py") if package in imports(p)}
+
+
+def test_two_modules_know_the_kit() -> None:
+    assert users("colocert") == {"colocert_impl.py", "real/host_memory.py"}
+
+
+def test_torch_and_megatron_stay_under_real() -> None:
+    assert all(name.startswith("real/") for name in users("torch") | users("megatron") | users("torch_memory_saver"))
+
+
+def test_the_package_real_imports_without_torch() -> None:
+    assert not imports(ROOT / "real" / "__init__.py") & {"torch", "megatron", "torch_memory_saver", "numpy"}
