@@ -258,6 +258,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         "multi-lora",
         MULTI_LORA,
         (
+            *CYCLE,
             "train",
             "offload_grad_buffer",
             "sleep",

@@ -34,6 +34,11 @@ MOVERS = ("sleep", "wake_up")
 RELEASERS = ("sleep", "offload_grad_buffer")
 
 
+def refused_live(view: View, event: CallEnd | CallRaise) -> bool:
+    """Whether `sleep()` kept live gradients by raising, as LC-11 lets it."""
+    return event.method == "sleep" and isinstance(event, CallRaise) and bool(view.live | view.unsure)
+
+
 class LiveGradientsSurvive(Fold):
     """LC-11: a no-backup region is released only when its content is dead, or the gradients survive the release.
 
@@ -156,7 +161,7 @@ class RefusedMoves(Fold):
         )
         if refused:
             self.check_belief = self.pending = True
-        elif self.pending and event.method in MOVERS and not call.faulted:
+        elif self.pending and event.method in MOVERS and not call.faulted and not refused_live(view, event):
             self.pending = False
             self._reached(event)
 
@@ -204,13 +209,9 @@ class FailuresAreRetried(Fold):
         elif isinstance(event, (CallEnd, CallRaise)) and event.method in MOVERS and self.view.call is not None:
             if self.view.call.faulted:
                 self.pending = True
-            elif self.pending and not self.view.filled and not self._refused_live(event):
+            elif self.pending and not self.view.filled and not refused_live(self.view, event):
                 self.pending = False
                 self._reached(event)
-
-    def _refused_live(self, event: CallEnd | CallRaise) -> bool:
-        """Whether `sleep()` kept live gradients by raising, as LC-11 lets it."""
-        return event.method == "sleep" and isinstance(event, CallRaise) and bool(self.view.live)
 
     def _reached(self, event: CallEnd | CallRaise) -> None:
         view, call = self.view, self.view.call
@@ -221,7 +222,7 @@ class FailuresAreRetried(Fold):
             self.found(
                 event, "stuck", f"{event.method}() succeeds after an earlier failure", f"it raised {event.error}"
             )
-        elif event.method == "sleep" and not view.asleep() and not view.live:
+        elif event.method == "sleep" and not view.asleep() and not (view.live | view.unsure):
             left = [a for a in view.due() if a.name not in view.ledger.out]
             self.found(event, "stuck", "sleep() gets fully asleep", f"{tags_of(left)} is resident")
         elif event.method == "wake_up" and view.ledger.out:
@@ -300,7 +301,7 @@ class GroupsRebuilt(Fold):
         view, call = self.view, self.view.call
         assert call is not None
         without = not view.groups or "gone" in view.groups.values()
-        if not without or call.faulted or view.filled or view.live:
+        if not without or call.faulted or view.filled or refused_live(view, event):
             return
         if isinstance(event, CallRaise):
             self.found(

@@ -69,6 +69,7 @@ class View:
     """The state of one rank. `apply` moves it past an event; rules read the rest.
 
     `live`: allocations holding gradients that a step which returned normally accumulated and nothing consumed yet.
+    `unsure`: the same of a step that raised; whether they are still wanted is the trainer's to say.
     `lost`: live gradients that a release without backup dropped, by content. `stale`: no-backup allocations resumed and
     not yet written. `contents`: allocation to content token. `moved`: whether a call has released memory so far; of a
     trainer that never does, what it leaves alone says nothing.
@@ -80,6 +81,7 @@ class View:
         self.ledger = Ledger()
         self.contents: dict[str, str] = {}
         self.live: set[str] = set()
+        self.unsure: set[str] = set()
         self.stale: set[str] = set()
         self.lost: dict[str, str] = {}
         self._accumulated: set[str] = set()
@@ -121,8 +123,8 @@ class View:
         return bool(due) and all(a.name in self.ledger.out for a in due)
 
     def holds_live(self, tag: str) -> bool:
-        """Whether a region holds live gradients: a release of it may then be refused, all of it (LC-11)."""
-        return any(a.tag == tag and a.name in self.live for a in self.ledger.allocations.values())
+        """Whether a region may hold live gradients: a release of it may then be refused, all of it (LC-11)."""
+        return any(self.named(name).tag == tag for name in self.live | self.unsure)
 
     def names(self, released: set[str] | frozenset[str]) -> str:
         """Allocations for a message, by tag."""
@@ -153,9 +155,11 @@ class View:
     def _end(self, event: CallEnd) -> None:
         self.in_call = False
         self.live |= self._accumulated
+        self.unsure -= self._accumulated
 
     def _raise(self, event: CallRaise) -> None:
         self.in_call = False
+        self.unsure |= self._accumulated - self.live
 
     def _saver_call(self, event: SaverCall) -> None:
         if self.call is not None and self.in_call:
@@ -167,13 +171,15 @@ class View:
 
     def _free(self, event: SaverFree) -> None:
         self.ledger.apply(event)
-        for known in (self.live, self.stale):
+        for known in (self.live, self.unsure, self.stale):
             known.discard(event.alloc)
         self.contents.pop(event.alloc, None)
 
     def _pause(self, event: SaverPause) -> None:
         self.ledger.apply(event)
         self.stale.discard(event.alloc)
+        if not event.backup:
+            self.unsure.discard(event.alloc)
         if event.alloc in self.live and not event.backup:
             self.live.discard(event.alloc)
             self.lost[event.alloc] = self.contents[event.alloc]
@@ -200,6 +206,7 @@ class View:
         elif event.how in ("consume", "zero", "overwrite"):
             self._accumulated.discard(name)
             self.live.discard(name)
+            self.unsure.discard(name)
         if event.how != "read" and self.lost.pop(name, None) == event.content and event.how == "overwrite":
             self.live.add(name)
         self.contents[name] = event.content
@@ -247,7 +254,8 @@ class View:
         new.ledger.seen_tags = self.ledger.seen_tags.copy()
         new.ledger.device_bytes, new.ledger.host_bytes = self.ledger.device_bytes, self.ledger.host_bytes
         new.contents, new.groups = self.contents.copy(), self.groups.copy()
-        new.live, new.stale, new.lost = self.live.copy(), self.stale.copy(), self.lost.copy()
+        new.live, new.unsure, new.stale = self.live.copy(), self.unsure.copy(), self.stale.copy()
+        new.lost = self.lost.copy()
         new.faults, new.filled, new.moved, new.dead = self.faults, self.filled, self.moved, self.dead
         return new
 
@@ -259,6 +267,7 @@ class View:
             tuple(self.contents.items()),
             tuple(sorted(self.groups.items())),
             tuple(sorted(self.live)),
+            tuple(sorted(self.unsure)),
             tuple(sorted(self.lost.items())),
             tuple(sorted(self.stale)),
             bool(self.faults),
