@@ -23,13 +23,13 @@ from pathlib import Path
 from colocert.device.errors import BuildFailed, NoCompiler
 
 SOURCES = Path(__file__).with_name("csrc")
-CUDA, CUDART = "libcuda.so.1", "libcudart.so.13"
-FLAGS = ("-std=gnu11", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread")
+CUDA, CUDART, FORK_TREE = "libcuda.so.1", "libcudart.so.13", "fork-tree"
+FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread")
 
 
 @dataclass(frozen=True)
 class StandIn:
-    """The two compiled libraries. `folder` goes first on the library path."""
+    """The two compiled libraries, and the program beside them. `folder` goes first on the library path."""
 
     folder: Path
 
@@ -41,13 +41,21 @@ class StandIn:
     def cudart(self) -> Path:
         return self.folder / CUDART
 
+    @property
+    def fork_tree(self) -> Path:
+        return self.folder / FORK_TREE
+
+    @property
+    def complete(self) -> bool:
+        return self.cuda.exists() and self.cudart.exists() and self.fork_tree.exists()
+
 
 def build() -> StandIn:
     """The compiled stand-in, from the cache or made now. Safe when several processes build at once."""
     compiler = find_compiler()
     folder = cache_folder() / f"standin-{_digest(compiler)}"
     built = StandIn(folder)
-    if built.cuda.exists() and built.cudart.exists():
+    if built.complete:
         return built
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -100,11 +108,15 @@ def _digest(compiler: list[str]) -> str:
 
 
 def _compile(compiler: list[str], out: StandIn) -> None:
-    driver = [str(SOURCES / name) for name in ("ledger.c", "memory.c", "driver.c")]
-    _cc([*compiler, *FLAGS, f"-Wl,-soname,{CUDA}", "-o", str(out.cuda), *driver])
+    def cc(target: Path, *options: str) -> None:
+        _cc([*compiler, *FLAGS, "-o", str(target), *options])
+
+    driver = (str(SOURCES / name) for name in ("ledger.c", "memory.c", "driver.c"))
     versions = f"-Wl,--version-script={SOURCES / 'libcudart.map'}"
-    runtime = [str(SOURCES / "runtime.c"), str(out.cuda)]
-    _cc([*compiler, *FLAGS, f"-Wl,-soname,{CUDART}", versions, "-o", str(out.cudart), *runtime])
+    libraries = str(out.cudart), str(out.cuda)
+    cc(out.cuda, "-shared", f"-Wl,-soname,{CUDA}", *driver)
+    cc(out.cudart, "-shared", f"-Wl,-soname,{CUDART}", versions, str(SOURCES / "runtime.c"), str(out.cuda))
+    cc(out.fork_tree, str(SOURCES / "fork_tree.c"), *libraries, "-ldl")
 
 
 def _cc(command: list[str]) -> None:
@@ -121,5 +133,5 @@ def _publish(scratch: Path, folder: Path) -> None:
     try:
         scratch.rename(folder)
     except OSError:
-        if not StandIn(folder).cudart.exists():  # else: another process was first, with the same bytes
+        if not StandIn(folder).complete:  # else: another process was first, with the same bytes
             raise

@@ -1,7 +1,7 @@
 """The strict saver against the real library, on every operation sequence to a depth.
 
 Knows the operations, what may be observed of them, and how the two sides are run and compared. Does not know how
-either side does it: the double comes as a factory, the real library runs in `fork_tree`, in its own processes.
+either side does it: the double comes as a factory, the real library runs under `csrc/fork_tree.c` in a process tree.
 
     real = explore_real(depth=5)                 once; a millisecond a sequence
     for difference in compare(StrictSaver, real): ...      the shortest sequence first
@@ -13,17 +13,17 @@ allocation. An operation that ends the process is observed as `exit` or `SIGSEGV
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import resource
+import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from colocert.device.build import FORK_TREE
 from colocert.device.launcher import start
 from colocert.device.link import LinkClosed
 from colocert.device.machine import Machine
@@ -99,35 +99,40 @@ def explore_real(depth: int = 5) -> dict[Sequence, Seen]:
     machine = Machine(capacity=CAPACITY, snapshot=True)
     with start(f"{__name__}:{tell_tree.__name__}", machine=machine, deadline=600, depth=depth) as child:
         with contextlib.suppress(LinkClosed):  # the outcome says why
-            while (message := child.listen()) is not None:
-                for path, (end, *rest) in message:
-                    seen[tuple(OPERATIONS[i] for i in path)] = _seen(end, *rest)
+            while (lines := child.listen()) is not None:
+                seen.update(map(_parse, lines))
         child.wait().expect()
     return seen
 
 
 def tell_tree(stage: Stage, depth: int) -> None:
-    """The body of a child whose hook was just probed: starts the fork tree, which is small, and passes on its lines."""
-    regions = {tag: [SIZES[tag], BACKED_UP[tag]] for tag in SIZES}
-    reads, writes = os.pipe()
-    plan = {"operations": OPERATIONS, "regions": regions, "depth": depth, "out": writes}
-    command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("fork_tree.py")), json.dumps(plan)]
+    """The body of a child whose hook was just probed: starts `csrc/fork_tree.c` under it and passes on its lines."""
+    regions = [f"{tag}:{SIZES[tag]}:{BACKED_UP[tag]:d}" for tag in SIZES]
+    program = Path(os.environ["COLOCERT_STANDIN_LIBRARIES"]) / FORK_TREE
+    command = [str(program), str(depth), *regions, "--", *OPERATIONS]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with tempfile.TemporaryFile() as said, subprocess.Popen(command, pass_fds=[writes], stderr=said) as tree:
-        os.close(writes)
-        with os.fdopen(reads, "rb") as lines:
-            while chunk := lines.readlines(1 << 16):
-                stage.tell([json.loads(line) for line in chunk])
+    with (
+        tempfile.TemporaryFile() as said,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True) as tree,
+    ):
+        assert tree.stdout is not None
+        while lines := tree.stdout.readlines(1 << 16):
+            stage.tell(lines)
         if tree.wait():
-            said.seek(0)
-            raise RuntimeError(f"the fork tree must end with 0, got {tree.returncode}: {said.read()[-500:]!r}")
+            said.seek(0, os.SEEK_END)
+            said.seek(max(0, said.tell() - 500))
+            raise RuntimeError(f"the fork tree must end with 0, got {tree.returncode}: {said.read().decode()!r}")
     stage.tell(None)
 
 
-def _seen(
-    end: str, refused: bool = False, own: int = 0, free: int = 0, host: int = 0, contents: tuple[int, ...] = ()
-) -> Seen:
-    return Seen(end, refused, own, free, host, tuple(contents))
+def _parse(line: str) -> tuple[Sequence, Seen]:
+    path, end, *rest = line.split()
+    sequence = tuple(OPERATIONS[int(number)] for number in path.split(","))
+    if end != "alive":
+        return sequence, Seen(end if end == "exit" else signal.Signals(int(end)).name)
+    refused, own, free, host, *contents = rest
+    values = tuple(int(value) for value in contents[0].split(",")) if contents else ()
+    return sequence, Seen("", refused == "1", int(own), int(free), int(host), values)
 
 
 def explore_double(make: Callable[[int], Double], depth: int) -> dict[Sequence, Seen]:
