@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from colocert.record.manifest import COMPLETE, Record, read_record
+from colocert.record.manifest import COMPLETE, Options, Record, read_record
 from colocert.rules.catalogue import FOLDS, PROFILES, Rule, catalogue
 from colocert.rules.conditions import claims_named
 from colocert.rules.fold import Finding, Panel
@@ -113,6 +113,13 @@ class Selection(msgspec.Struct, frozen=True):
     level: str = "must"
     left_out: tuple[str, ...] = ()
     narrowed: tuple[str, ...] = ()
+
+
+def narrowed_by(options: Options) -> tuple[str, ...]:
+    """What the recording itself was asked to leave out, as options of the command line."""
+    full = Options()
+    words = [f"--depth={options.depth}"] if options.depth < full.depth else []
+    return (*words, f"--faults={options.faults}") if options.faults != full.faults else tuple(words)
 
 
 class Judged(msgspec.Struct, frozen=True):

@@ -25,8 +25,9 @@ from colocert.judge import (
     Judged,
     RuleOutcome,
     first_findings,
+    narrowed_by,
 )
-from colocert.record.manifest import COMPLETE, Options, Record
+from colocert.record.manifest import COMPLETE, Record
 from colocert.report.transcript import Line, lines
 from colocert.rules.catalogue import RUNNER_CODES, Rule, catalogue
 from colocert.rules.fold import Finding
@@ -34,7 +35,7 @@ from colocert.trace import read_trace
 
 WIDTH = 110
 _LABEL = 12
-_BEFORE, _AFTER = 14, 3
+_BEFORE, _AFTER = 20, 3
 _OUTCOMES = (PASS, FAIL, EXPECTED, NOT_EXERCISED, NOT_RUN, NOT_APPLICABLE, NOT_CLAIMED)
 
 
@@ -82,16 +83,10 @@ def reproduce(case: Case, record: Record) -> str:
         "pytest --pyargs colocert.suite",
         f"--impl={shlex.quote(record.impl)}",
         f"--profile={catalogue()[case.rule].profile}",
-        *_depths(record.options),
+        *narrowed_by(record.options),
         f"-k {shlex.quote(f'{case.rule}[{case.scenario}]')}",
     ]
     return " ".join(words)
-
-
-def _depths(options: Options) -> list[str]:
-    default = Options()
-    words = [] if options.depth == default.depth else [f"--depth={options.depth}"]
-    return words if options.faults == default.faults else [*words, f"--faults={options.faults}"]
 
 
 def _evidence(case: Case, record: Record, folder: Path) -> list[str]:
@@ -106,14 +101,14 @@ def _evidence(case: Case, record: Record, folder: Path) -> list[str]:
 
 
 def window(shown: Sequence[Line], at: Finding | None, scenario: str) -> list[str]:
-    """The transcript around a finding, its line marked; the end of the transcript where there is no finding."""
+    """The call with the finding and the one before it, the line marked; the end of the transcript without a finding."""
     last = len(shown) - 1
     offending = last
     if at is not None:
         offending = next((i for i, line in enumerate(shown) if (line.rank, line.seq) == (at.rank, at.seq)), last)
     call = shown[offending].call if shown else 0
-    begin = next((i for i, line in enumerate(shown) if line.call == call), 0)
-    begin = max(0, min(begin - 2, offending - 4), offending - _BEFORE)
+    begin = next((i for i, line in enumerate(shown) if line.call >= call - 1), 0)
+    begin = max(0, begin, offending - _BEFORE)
     end = min(last, offending + _AFTER)
     text = [f"transcript of {scenario}, lines {begin + 1} to {end + 1} of {last + 1}"]
     for i in range(begin, end + 1):

@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from colocert.judge import EXIT_CODES, FAIL, HARNESS_ERROR, USAGE_ERROR, Evidence, Judged, Selection, judge
+from colocert.judge import EXIT_CODES, FAIL, HARNESS_ERROR, USAGE_ERROR, Evidence, Judged, Selection, judge, narrowed_by
 from colocert.plugin import WORKER_EVIDENCE
 from colocert.record.manifest import EvidenceError, Options, Problem, Record
 from colocert.record.runner import record
@@ -37,7 +37,7 @@ from colocert.suite.items import evidence_at
 from colocert.trace import TraceError
 
 USAGE, HARNESS = EXIT_CODES[USAGE_ERROR], EXIT_CODES[HARNESS_ERROR]
-FULL = Options(fault_depth=6)
+FULL_FAULT_DEPTH = 6
 KEPT_FOLDERS = 3
 
 
@@ -252,11 +252,8 @@ def narrowed(option: Any, recorded: Options) -> Iterator[str]:
         "-x or --maxfail": getattr(option, "maxfail", 0),
     }
     yield from (name for name, value in given.items() if value)
-    if recorded.depth < FULL.depth:
-        yield f"--depth={recorded.depth}"
-    if recorded.faults != FULL.faults:
-        yield f"--faults={recorded.faults}"
-    elif getattr(option, "colocert_fault_depth", 0) and recorded.fault_depth < FULL.fault_depth:
+    yield from narrowed_by(recorded)
+    if 0 < option.colocert_fault_depth < FULL_FAULT_DEPTH and recorded.faults == "single":
         yield f"--fault-depth={recorded.fault_depth}"
 
 
