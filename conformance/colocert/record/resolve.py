@@ -42,9 +42,14 @@ def resolve(impl: str) -> Any:
     if entry:
         place, named = _split(entry)
         attribute = attribute or named
-    looks_like_path = place.endswith(".py") or os.sep in place or Path(place).is_dir()
+    looks_like_path = place.endswith(".py") or os.sep in place or _plain_folder(Path(place))
     module = _from_file(impl, place) if looks_like_path else _from_name(impl, place, bool(attribute))
     return _object(impl, module, attribute)
+
+
+def _plain_folder(path: Path) -> bool:
+    """A folder that no name can import: the package of a checkout, named where it lies, is not one."""
+    return path.is_dir() and not any((path / name).is_file() for name in ("__init__.py", "colocert_impl.py"))
 
 
 def _split(impl: str) -> tuple[str, str]:

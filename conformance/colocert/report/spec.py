@@ -35,8 +35,8 @@ def spec() -> str:
 
 def _page() -> Iterator[str]:
     yield from (GENERATED, "", "# The rules", "")
-    yield "What conforming means. A rule binds where its condition holds over the claims of an implementation; a code is"
-    yield "one way to break it, and may have a condition of its own. A rule is judged by effects, never by a private"
+    yield "What conforming means. A rule binds where its condition holds over the claims of an implementation; a code"
+    yield "is one way to break it, and may have a condition of its own. A rule is judged by effects, never by a private"
     yield "attribute, a log line or a style of calling. A MUST binds always, a SHOULD with `--level=should`."
     yield from ("", "Any rule can also fail with one of these codes:", "")
     yield from (f"- `{code}`: {text}" for code, text in RUNNER_CODES.items())
