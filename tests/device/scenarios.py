@@ -108,6 +108,24 @@ def does_not_fit(stage: Stage, tag: str | None) -> dict[str, Any]:
     return {"refused": refused, "free": [free, after_refusal, device.free_bytes()]}
 
 
+def machine_is_full(stage: Stage, tag: str | None) -> list[int]:
+    """An allocation that fits on the device while the machine has no memory to stand in for it."""
+    import resource
+
+    device = stage.device
+    free = device.free_bytes()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 * MIB, resource.RLIM_INFINITY))
+    refused = 0
+    try:
+        device.alloc(tag, False, 4 * MIB)
+    except DeviceOutOfMemory:
+        refused = 1
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    after = device.free_bytes()
+    device.alloc(tag, False, 4 * MIB)
+    return [refused, free - after, after - device.free_bytes()]
+
+
 def trainer(stage: Stage, nbytes: int, releases_gradients: bool) -> bool:
     """Holds weights and gradients, gives the gradients up or not, waits, and says whether the weights are whole."""
     device = stage.device

@@ -57,6 +57,11 @@ def test_an_allocation_that_does_not_fit_is_refused_and_takes_nothing(tag: str |
     assert seen["free"] == [16 * MIB] * 3
 
 
+@pytest.mark.parametrize("tag", ["default", None])
+def test_a_machine_without_memory_for_the_stand_in_refuses_and_charges_nothing(tag: str | None) -> None:
+    assert run(scenarios.machine_is_full, tag=tag).expect() == [1, 0, 4 * MIB]
+
+
 @pytest.mark.parametrize(("sticky", "left"), [(False, 0), (True, 5 * MIB + 3)])
 def test_host_bytes_are_counted_exactly_and_stay_where_pinned_memory_is_sticky(sticky: bool, left: int) -> None:
     seen = run(scenarios.figures, machine=Machine(sticky_pinned=sticky), sticky=sticky).expect()
