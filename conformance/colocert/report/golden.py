@@ -10,8 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from syrupy.assertion import SnapshotAssertion
+from syrupy.data import SnapshotCollections
 from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 from syrupy.location import PyTestLocation
+from syrupy.terminal import disable_color
 
 
 class TranscriptExtension(SingleFileSnapshotExtension):
@@ -29,9 +31,11 @@ class TranscriptExtension(SingleFileSnapshotExtension):
         item: Any = test_location.item
         return str(item.golden.parent)
 
-    @classmethod
-    def discovery_dirname(cls, *, test_location: PyTestLocation) -> str:
-        return cls.dirname(test_location=test_location)
+    def discover_snapshots(
+        self, *, test_location: PyTestLocation, ignore_extensions: list[str] | None = None
+    ) -> SnapshotCollections:
+        """None: whether a file is left over is asked of the record (`StaleTranscript`), not of which items ran."""
+        return SnapshotCollections()
 
     @classmethod
     def get_file_basename(cls, *, test_location: PyTestLocation, index: int | str) -> str:
@@ -54,4 +58,7 @@ def compare(item: Any, text: str) -> list[str]:
         update_snapshots=option.update_snapshots,
         update_new_snapshots_only=option.update_new_snapshots_only,
     )
-    return [] if snapshot == text else snapshot.get_assert_diff()
+    if snapshot == text:
+        return []
+    with disable_color():
+        return snapshot.get_assert_diff()

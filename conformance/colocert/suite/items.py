@@ -112,6 +112,24 @@ class TranscriptItem(JudgedItem):
             raise TranscriptDiffers("\n".join([*told, "to accept it: --snapshot-update"]))
 
 
+class StaleTranscript(JudgedItem):
+    """A golden file whose scenario was not recorded; `--snapshot-update` removes it."""
+
+    def __init__(self, *, golden: Path, **more: Any) -> None:
+        super().__init__(**more)
+        self.golden = golden
+        self.describe(transcript=golden.stem)
+
+    def runtest(self) -> None:
+        if self.config.option.update_snapshots:
+            self.golden.unlink(missing_ok=True)
+        else:
+            raise TranscriptDiffers(
+                f"{self.golden} must be the transcript of a scenario that was recorded (got none of that name)\n"
+                "to remove it: --snapshot-update"
+            )
+
+
 @functools.lru_cache(maxsize=4)
 def evidence_at(folder: str) -> Evidence:
     """The evidence folder of this run, judged once a process."""
@@ -142,10 +160,16 @@ def collect(parent: pytest.Collector, profile: str, folder: str) -> Iterator[pyt
             named = row.code or row.outcome
             yield RuleItem.from_parent(parent, name=f"{row.id}[{named}]", row=row, record=record)
     if option.colocert_snapshot_dir:
-        golden = Path(option.colocert_snapshot_dir)
-        golden = golden if golden.is_absolute() else parent.config.invocation_params.dir / golden
-        for kept in record.scenarios:
-            if kept.profile == profile:
-                yield TranscriptItem.from_parent(
-                    parent, name=f"transcript[{kept.id}]", kept=kept, folder=evidence.folder, golden=golden
-                )
+        yield from _transcripts(parent, profile, evidence)
+
+
+def _transcripts(parent: pytest.Collector, profile: str, evidence: Evidence) -> Iterator[pytest.Item]:
+    golden = parent.config.invocation_params.dir / parent.config.option.colocert_snapshot_dir
+    recorded = [kept for kept in evidence.record.scenarios if kept.profile == profile]
+    for kept in recorded:
+        yield TranscriptItem.from_parent(
+            parent, name=f"transcript[{kept.id}]", kept=kept, folder=evidence.folder, golden=golden
+        )
+    for path in sorted((golden / profile).glob("*.txt")):
+        if path.stem not in {kept.id for kept in recorded}:
+            yield StaleTranscript.from_parent(parent, name=f"transcript[{path.stem}]", golden=path)

@@ -87,6 +87,8 @@ class Run:
             told = (
                 f"--depth and --fault-depth are 0 or more (got {option.colocert_depth}, {option.colocert_fault_depth})"
             )
+        elif option.colocert_snapshot_dir and not hasattr(option, "update_snapshots"):
+            told = "--snapshot-dir needs the syrupy plugin, which is switched off"
         elif getattr(option, "update_snapshots", False) and not option.colocert_snapshot_dir:
             told = "--snapshot-update writes transcripts and needs --snapshot-dir=DIR"
         elif getattr(option, "update_snapshots", False) and os.environ.get("CI"):
