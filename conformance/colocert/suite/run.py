@@ -172,7 +172,8 @@ class Run:
         self._others_failed += report.failed
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        self.interrupted = not isinstance(excinfo.value, pytest.Session.Interrupted)
+        """A person's Ctrl-C, or a plugin's exit; pytest and xdist stop a run with subclasses, which is not that."""
+        self.interrupted = type(excinfo.value) in (KeyboardInterrupt, pytest.exit.Exception)
 
     # ---- after it
 
