@@ -146,10 +146,8 @@ def summary(judged: Judged) -> Iterator[Styled]:
 
 
 def _row(row: RuleOutcome) -> str:
-    what = row.code
-    if row.code:
-        what += f": {code_text(catalogue()[row.id], row.code)}"
-    note = "; ".join(part for part in (what, row.reason) if part)
+    said = row.reason or (code_text(catalogue()[row.id], row.code) if row.code else "")
+    note = ": ".join(part for part in (row.code, said) if part)
     times = str(row.exercised) if row.exercised else ""
     return f"{row.id:<8}{row.level:<8}{row.outcome:<16}{times:>10}  {row.scenario:<30}{note}".rstrip()
 
