@@ -70,6 +70,30 @@ def test_an_older_certificate_does_not_stand_for_a_run_without_one(run: Pytest, 
     assert not old.exists()
 
 
+def test_a_folder_that_cannot_be_written_is_one_line_and_4(run: Pytest, impl: Impl, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    ended = run(impl("small"), "--evidence=file/evidence")
+    assert ended.code == 4
+    assert "must be writable" in one_line(ended.err)
+
+
+def test_a_usage_error_of_pytest_leaves_no_certificate(run: Pytest, impl: Impl) -> None:
+    ended = run(impl("small"), "--depth=0", "no_such_test.py")
+    assert ended.code == 4
+    assert ended.certificate is None
+
+
+def test_damaged_evidence_is_named_by_its_line(run: Pytest, impl: Impl, tmp_path: Path) -> None:
+    run(impl("small"), "--depth=0")
+    (tmp_path / "evidence").rename(tmp_path / "kept")
+    trace = tmp_path / "kept" / "traces" / "lifecycle" / "full-cycle.jsonl"
+    lines = trace.read_text().splitlines()
+    trace.write_text("\n".join([*lines[:4], lines[4][:30], *lines[5:]]) + "\n")
+    ended = run("--impl=trace:kept")
+    assert ended.code == 4
+    assert "full-cycle.jsonl:5:" in one_line(ended.err)
+
+
 def test_a_broken_rule_is_1_and_the_verdict_the_last_line(run: Pytest, impl: Impl) -> None:
     ended = run(impl("releases_again"), "--profile=lifecycle", "--depth=1", "-n", "2")
     assert ended.code == 1

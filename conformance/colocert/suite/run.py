@@ -74,6 +74,9 @@ class Run:
             return self._end(Problem("evidence", str(error), code))
         except OSError as error:
             return self._end(Problem("evidence", f"the evidence folder must be writable (got {error})", USAGE))
+        except KeyboardInterrupt:
+            print("\ncolocert: interrupted while recording: no verdict, no certificate", file=sys.stderr)
+            return int(pytest.ExitCode.INTERRUPTED)
         return None
 
     def _misused(self) -> Problem | None:
@@ -180,8 +183,8 @@ class Run:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
         """Around every other plugin's: settled before their summaries, and the last word after them."""
-        silent = self.option.collectonly or self.interrupted or session.exitstatus == pytest.ExitCode.INTERNAL_ERROR
-        if not silent:
+        broken = session.exitstatus in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR)
+        if not (broken or self.interrupted or self.option.collectonly):
             self._settle()
         yield
         reporter: Any = self.config.pluginmanager.getplugin("terminalreporter")
