@@ -9,7 +9,7 @@ import pytest
 
 from colocert.rig.faults import Faults, InjectedFault, SaverRefused
 from colocert.rig.saver import GRANULE, SaverFatal, StrictSaver
-from colocert.trace import POISON
+from colocert.trace import POISON, Ledger
 from colocert.trace import events as ev
 
 MIB = 1 << 20
@@ -140,6 +140,32 @@ def test_asking_for_a_copy_that_cannot_exist_ends_the_process() -> None:
     r.saver.pause("grad_buffer")
     with pytest.raises(SaverFatal):
         r.saver.get_cpu_backup(r.grads)
+
+
+def test_a_retained_copy_stays_on_the_host_over_a_resume() -> None:
+    r = Rigged()
+    r.saver.retain_cpu_backup = True
+    r.saver.pause("default")
+    r.saver.resume("default")
+    assert (r.saver.device_bytes, r.saver.host_bytes) == (12 * MIB, 8 * MIB)
+    assert r.saver.get_cpu_backup(r.base) is None
+    changed = r.saver.touch(r.base, "overwrite")
+    r.saver.pause("default")
+    assert r.saver.host_bytes == 8 * MIB
+    assert r.saver.get_cpu_backup(r.base) == changed
+    ledger = Ledger()
+    for event in r.events:
+        ledger.apply(event)
+    assert (ledger.device_bytes, ledger.host_bytes) == (r.saver.device_bytes, r.saver.host_bytes)
+    r.saver.free(r.base)
+    assert r.saver.host_bytes == 0
+
+
+def test_an_empty_allocation_in_a_region_ends_the_process() -> None:
+    r = Rigged()
+    assert r.saver.alloc(0).size == 0
+    with pytest.raises(SaverFatal), r.saver.region("x"):
+        r.saver.alloc(0)
 
 
 def test_a_refused_call_moves_nothing() -> None:

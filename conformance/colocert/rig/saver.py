@@ -134,7 +134,7 @@ class StrictSaver:
             allocation.paused = True
             self.device_bytes -= allocation.size
             if allocation.backup:
-                self.host_bytes += allocation.nbytes
+                self.host_bytes += 0 if allocation.kept else allocation.nbytes
                 allocation.kept = allocation.content
             else:
                 allocation.content = POISON
@@ -155,8 +155,10 @@ class StrictSaver:
             allocation.paused = False
             self.device_bytes += allocation.size
             if allocation.backup:
-                self.host_bytes -= allocation.nbytes
-                allocation.content, allocation.kept = allocation.kept, ""
+                allocation.content = allocation.kept
+                if not self._retain:
+                    self.host_bytes -= allocation.nbytes
+                    allocation.kept = ""
             self._emit(
                 SaverResume(
                     allocation.tag,
@@ -166,6 +168,7 @@ class StrictSaver:
                     call,
                     allocation.content,
                     allocation.address,
+                    allocation.backup and self._retain,
                 )
             )
 
@@ -206,7 +209,7 @@ class StrictSaver:
         allocation = x if isinstance(x, Allocation) else self.allocations.get(str(x))
         if allocation is None or (allocation.paused and not allocation.backup):
             self._die("get_cpu_backup", None, allocation, self._calls, "no-backup")
-        return allocation.kept or None
+        return (allocation.kept or None) if allocation.paused else None
 
     def set_disk_backup_dir(self, path: str) -> None:
         """Accepted; the double keeps every backup in memory."""
@@ -216,8 +219,11 @@ class StrictSaver:
     def alloc(self, nbytes: int, *, name: str | None = None, kind: str | None = None) -> Allocation:
         """Allocates in the current region, or ordinary memory outside one.
 
-        Raises `MemoryError` where it does not fit, which the real library reports as an allocator error.
+        Raises `MemoryError` where it does not fit, which the real library reports as an allocator error. An allocation
+        of 0 bytes in a region ends the process, as the real one does.
         """
+        if not nbytes and self._region:
+            self._die("alloc", self._region[0], None, self._calls, "zero-size")
         size = -(-nbytes // GRANULE) * GRANULE
         if not self.fits(size + (self._margin if self._region else 0)):
             raise MemoryError(f"{nbytes} bytes do not fit: {self.free_bytes()} of {self.capacity} are free")
@@ -241,7 +247,7 @@ class StrictSaver:
         allocation.freed = True
         if not allocation.paused:
             self.device_bytes -= allocation.size
-        elif allocation.backup:
+        if allocation.kept:
             self.host_bytes -= allocation.nbytes
         if allocation.tag:
             del self.allocations[allocation.name]

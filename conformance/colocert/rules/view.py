@@ -251,6 +251,7 @@ class View:
         new.config, new.claims = self.config, self.claims
         new.ledger.allocations = self.ledger.allocations.copy()
         new.ledger.out = self.ledger.out.copy()
+        new.ledger.copies = self.ledger.copies.copy()
         new.ledger.seen_tags = self.ledger.seen_tags.copy()
         new.ledger.device_bytes, new.ledger.host_bytes = self.ledger.device_bytes, self.ledger.host_bytes
         new.contents, new.groups = self.contents.copy(), self.groups.copy()

@@ -106,7 +106,7 @@ class SaverPause(Event, tag="saver.pause"):
 
 
 class SaverResume(Event, tag="saver.resume"):
-    """The allocation has physical memory again, holding `content`, at `address`."""
+    """The allocation has physical memory again, holding `content`, at `address`; `retained`: its host copy stays."""
 
     tag: str
     alloc: str
@@ -115,6 +115,7 @@ class SaverResume(Event, tag="saver.resume"):
     saver_call: int
     content: str = ""
     address: int = 0
+    retained: bool = False
 
 
 class SaverFree(Event, tag="saver.free"):

@@ -22,10 +22,14 @@ class Allocation(NamedTuple):
 
 
 class Ledger:
-    """Device and host bytes after each event, in total, by tag and by kind. `out` are the released allocations."""
+    """Device and host bytes after each event, in total, by tag and by kind.
+
+    `out` are the released allocations, `copies` those of which a copy is on the host.
+    """
 
     __slots__ = (
         "allocations",
+        "copies",
         "device_bytes",
         "host_bytes",
         "out",
@@ -37,6 +41,7 @@ class Ledger:
     def __init__(self) -> None:
         self.allocations: dict[str, Allocation] = {}
         self.out: set[str] = set()
+        self.copies: set[str] = set()
         self.seen_tags: set[str] = set()
         self.device_bytes = self.host_bytes = 0
         self.peak_device_bytes = self.peak_host_bytes = 0
@@ -66,8 +71,12 @@ class Ledger:
         sign = -1 if released else 1
         (self.out.add if released else self.out.discard)(event.alloc)
         self.device_bytes += sign * event.nbytes
-        if event.backup:
-            self.host_bytes -= sign * event.nbytes
+        if isinstance(event, SaverPause) and event.backup and event.alloc not in self.copies:
+            self.copies.add(event.alloc)
+            self.host_bytes += event.nbytes
+        elif isinstance(event, SaverResume) and event.alloc in self.copies and not event.retained:
+            self.copies.discard(event.alloc)
+            self.host_bytes -= event.nbytes
         self._peak()
 
     def _free(self, event: SaverFree) -> None:
@@ -76,9 +85,10 @@ class Ledger:
             return
         if event.alloc not in self.out:
             self.device_bytes -= allocation.nbytes
-        elif allocation.backup:
+        if event.alloc in self.copies:
             self.host_bytes -= allocation.nbytes
         self.out.discard(event.alloc)
+        self.copies.discard(event.alloc)
 
     def _peak(self) -> None:
         self.peak_device_bytes = max(self.peak_device_bytes, self.device_bytes)
