@@ -126,13 +126,19 @@ def test_a_run_that_stops_early_is_judged_by_what_it_saw(run: Pytest, impl: Impl
     ],
     ids=lambda words: words[0],
 )
-def test_a_narrowed_run_is_incomplete(run: Pytest, words: list[str]) -> None:
-    depth = [] if any("depth" in word for word in words) else ["--depth=0"]
-    ended = run("--impl=reference", "--profile=lifecycle", *depth, *words)
+def test_what_narrows_a_run_is_named(run: Pytest, impl: Impl, words: list[str]) -> None:
+    ended = run(impl("small"), "--profile=lifecycle", *words)
     assert ended.code == 10
-    assert ended.last.startswith("colocert: incomplete (lifecycle)")
     assert ended.certificate is not None
     assert any(words[0].split("=")[0] in named for named in ended.certificate["selection"]["narrowed"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["-k", "not LC-03"], ["--faults=none"], ["--depth=5"]], ids=lambda words: words[0])
+def test_a_narrowed_run_of_the_reference_is_incomplete(run: Pytest, words: list[str]) -> None:
+    ended = run("--impl=reference", "--profile=lifecycle", "-n", "2", "-q", *words)
+    assert ended.code == 10
+    assert ended.last.startswith("colocert: incomplete (lifecycle)")
 
 
 def test_a_broken_should_rule_binds_only_with_its_level(run: Pytest, impl: Impl) -> None:
