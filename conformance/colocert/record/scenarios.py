@@ -92,6 +92,7 @@ def _both(prefix: str, config: Mapping[str, Any], needs: str) -> list[Scenario]:
         if not config.get("lora")
         else scenario("cycle", "train", "sleep", "sleep", "wake_up", "wake_up", "train", *CYCLE, "train"),
         scenario("three-cycles", *three, "train"),
+        scenario("train-wakes", *(("sleep", "update_weights", "train") * 4)),
         scenario(
             "sync-asleep", "train", "update_weights", "sleep", "update_weights", "wake_up", "update_weights", "train"
         ),

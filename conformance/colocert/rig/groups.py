@@ -13,7 +13,7 @@ from colocert.trace.events import Change, Event, GroupCreate, GroupDestroy, Grou
 
 STANDARD_GROUPS: Mapping[str, Mapping[str, Any]] = {
     "world": {"ranks": [0, 1, 2, 3], "backend": "nccl", "timeout": 1800, "options": {}},
-    "data": {"ranks": [0, 2], "backend": "nccl", "timeout": 600, "options": {"is_high_priority_stream": True}},
+    "data": {"ranks": [0, 2], "backend": "nccl", "timeout": 900, "options": {"is_high_priority_stream": True}},
     "control": {"ranks": [0, 1, 2, 3], "backend": "gloo", "timeout": 7200, "options": {}},
 }
 """What exists before the factory runs where `rig.config.groups` is "present"; they differ in every argument. Timeouts
