@@ -21,9 +21,8 @@ FOLDER = Path(adversaries.__file__).parent
 def test_no_rule_passes_on_an_inert_trainer() -> None:
     """A bound rule either finds fault or is not exercised, in scenarios and in exploration."""
     outcome = judged(inert.implementation, depth=4, fault_depth=2)
-    exercised = {
-        rule for rule, code in outcome.exercised if (rule, code) in bound(Claims.of(inert.implementation.claims))
-    }
+    binding = bound(Claims.of(inert.implementation.claims))
+    exercised = {rule for rule, code in outcome.exercised if (rule, code) in binding}
     assert exercised <= set(outcome.rules())
     assert {"LC-01", "LC-03", "LC-09", "LC-10", "LC-21"} == set(outcome.rules())
 

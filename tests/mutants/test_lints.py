@@ -102,7 +102,7 @@ def _codes_in(fold: type) -> set[str]:
 
 @each_rule
 def test_a_fold_uses_the_codes_of_its_rule_and_no_other(rule: Rule) -> None:
-    """A misspelt code would never bind. The saver's own reasons for ending the process are spelt like codes of LC-05."""
+    """A misspelt code would never bind. The saver's reasons for ending the process are spelt like codes of LC-05."""
     mine = {code.name for code in rule.codes}
     assert mine <= _codes_in(FOLDS[rule.id]) <= mine | {"double-release", "double-resume"}
 

@@ -13,9 +13,8 @@ from colocert_fixtures import variants
 from colocert_fixtures.judging import Outcome, bound, judged
 from colocert_reference.colocert_impl import implementation as reference
 
-MODULES = {
-    m.name: importlib.import_module(f"{variants.__name__}.{m.name}") for m in pkgutil.iter_modules(variants.__path__)
-}
+NAMES = [m.name for m in pkgutil.iter_modules(variants.__path__)]
+MODULES = {name: importlib.import_module(f"{variants.__name__}.{name}") for name in NAMES}
 DEPTH, FAULT_DEPTH = 4, 3
 
 

@@ -312,14 +312,18 @@ def _spread(jobs: list[Any], first: Worker, base: Record, folder: Path) -> Itera
     for thread in threads:
         thread.start()
     running = len(threads)
-    while running:
-        result = results.get()
-        if result is None:
-            running -= 1
-        elif isinstance(result, BaseException):
-            raise result
-        else:
-            yield result
+    try:
+        while running:
+            result = results.get()
+            if result is None:
+                running -= 1
+            elif isinstance(result, BaseException):
+                raise result
+            else:
+                yield result
+    finally:  # also where somebody interrupts: no child is left behind
+        for worker in workers:
+            worker.close()
 
 
 def _scenario(worker: Worker, scenario: Scenario, folder: Path, say: Callable[[str], None]) -> ScenarioRecord:

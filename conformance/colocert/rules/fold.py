@@ -58,8 +58,8 @@ class Fold:
         self.exercised[code] = self.exercised.get(code, 0) + 1
 
     def found(self, event: AnyEvent, code: str, expected: str, observed: str) -> None:
-        """A violation at `event`."""
-        self.met(code)
+        """A violation at `event`, which is an occurrence of the condition even if none was counted."""
+        self.exercised.setdefault(code, 1)
         self.findings.append(
             Finding(rule=self.rule, code=code, rank=event.rank, seq=event.seq, expected=expected, observed=observed)
         )
