@@ -2,7 +2,7 @@
 
 Knows which situations matter. Does not know how a step is taken (`run_scenario`) or which rule looks at it.
 
-A step is a call (`sleep`), a change of the world (`groups gone`, `fill device`, `relieve device`), or a fault for the
+`seed` is the order in which remote calls are acknowledged. A step is a call (`sleep`), a change of the world (`groups gone`, `fill device`, `relieve device`), or a fault for the
 next call (`fault POINT WHEN [NTH]`). Every scenario ends with `close`.
 """
 
@@ -37,6 +37,7 @@ class Scenario(msgspec.Struct, frozen=True):
     steps: tuple[str, ...]
     needs: str = ""
     profile: str = "lifecycle"
+    seed: int = 0
 
     def wanted(self, claims: Claims) -> bool:
         """Whether an implementation with these claims is put into this situation."""
@@ -326,8 +327,6 @@ SCENARIOS: tuple[Scenario, ...] = (
     ),
 )
 
-BY_ID: Mapping[str, Scenario] = MappingProxyType({s.id: s for s in SCENARIOS})
-
 EXPLORATIONS: tuple[Scenario, ...] = (
     Scenario("explore-lora", LORA, (), "lora"),
     Scenario("explore-accumulation", {**LORA, "accumulate": 2}, (), "lora; gradients_traced"),
@@ -336,8 +335,3 @@ EXPLORATIONS: tuple[Scenario, ...] = (
     Scenario("explore-rematerialize", REMATERIALIZE, (), "rematerialize"),
 )
 """Configurations over which exploration takes every sequence of calls."""
-
-
-def smoke(claims: Claims) -> Scenario:
-    """The stage before any judging: build, one cycle, close."""
-    return Scenario("smoke", LORA if claims.lora else FULL, CYCLE)
