@@ -1,7 +1,7 @@
-"""The driver of a colocated run: who has the device when, in both peak modes, and how a run starts again after an error.
+"""The driver of a colocated run: who has the device when, in both peak modes, and how it recovers from an error.
 
-Knows the order of a hand-off. Does not know ranks, remote calls or memory: `Trainers` and `Engines` are ports whose calls
-return once every rank and every engine has acknowledged, and raise what any of them raised.
+Knows the order of a hand-off. Does not know ranks, remote calls or memory: `Trainers` and `Engines` are ports whose
+calls return once every rank and every engine has acknowledged, and raise what any of them raised.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class DriverSettings:
                 f"offload_train={self.offload_train}, offload_rollout={self.offload_rollout}): use peak_device='cpu'"
             )
         if self.use_critic:
-            raise ImpossibleConfiguration("gpu-peak has no place for a critic (got use_critic=True): use peak_device='cpu'")
+            raise ImpossibleConfiguration(
+                "gpu-peak has no place for a critic (got use_critic=True): use peak_device='cpu'"
+            )
 
 
 class Driver:

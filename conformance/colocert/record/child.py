@@ -21,8 +21,8 @@ from colocert.record import controls
 from colocert.record.drive import ProcessGone, TrainerShapeError
 from colocert.record.explore import Explorer
 from colocert.record.manifest import ExploredFinding, Problem
-from colocert.record.resolve import HARNESS, USAGE, ResolveError, resolve
 from colocert.record.registry import BY_ID, run, smoke
+from colocert.record.resolve import HARNESS, USAGE, ResolveError, resolve
 from colocert.record.scenarios import EXPLORATIONS, Scenario
 from colocert.rig.contract import Claims, ContractError, check_implementation
 from colocert.rules.catalogue import catalogue

@@ -59,7 +59,9 @@ def _faults(scenario: Any, lora: bool) -> Iterator[Scenario]:
     for point in points:
         ways = ("refused",) if point.startswith("saver.") else ("before", "after")
         runs = [step for when in ways for step in (f"fault {point} {when}", "run 1", "run 1")]
-        yield scenario("fault-" + point.replace(".", "-").replace("_", "-"), *runs, f"fault {point} {ways[0]} 2", "run 1", "close")
+        yield scenario(
+            "fault-" + point.replace(".", "-").replace("_", "-"), *runs, f"fault {point} {ways[0]} 2", "run 1", "close"
+        )
     yield scenario("dead-rank", "run 1", "fill device", "run 1", "relieve device", "close", ranks=1)
 
 

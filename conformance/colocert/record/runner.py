@@ -40,8 +40,8 @@ from colocert.record.manifest import (
     ScenarioRecord,
     write_record,
 )
-from colocert.record.resolve import HARNESS
 from colocert.record.registry import ALL_SCENARIOS, smoke
+from colocert.record.resolve import HARNESS
 from colocert.record.scenarios import EXPLORATIONS, Scenario
 from colocert.rig.contract import Claims
 from colocert.rules.catalogue import catalogue

@@ -2,8 +2,9 @@
 
 Knows which situations matter. Does not know how a step is taken (`run_scenario`) or which rule looks at it.
 
-`seed` is the order in which remote calls are acknowledged. A step is a call (`sleep`), a change of the world (`groups gone`, `fill device`, `relieve device`), or a fault for the
-next call (`fault POINT WHEN [NTH]`). Every scenario ends with `close`.
+`seed` is the order in which remote calls are acknowledged. A step is a call (`sleep`), a change of the world (`groups
+gone`, `fill device`, `relieve device`), or a fault for the next call (`fault POINT WHEN [NTH]`). Every scenario ends
+with `close`.
 """
 
 from __future__ import annotations

@@ -187,8 +187,9 @@ class Config:
 
     `accumulate` is the number of `train()` calls that make one optimizer step: gradients are live in between.
     `evaluate`: an evaluation and a checkpoint come between iterations; `resample`: an iteration has a second rollout
-    without a sync in between. `ranks` trainers share the device with `engines` engines; `engine_mirror`: the engine keeps its weights on the host
-    while they are released. `groups` says whether process groups exist when the factory runs. Sizes in `regions` are bytes.
+    without a sync in between. `ranks` trainers share the device with `engines` engines; `engine_mirror`: the engine
+    keeps its weights on the host while they are released. `groups` says whether process groups exist when the factory
+    runs. Sizes in `regions` are bytes.
     """
 
     lora: bool

@@ -3,8 +3,8 @@
 Knows what an inference engine of the colocated kind keeps and refuses, in the two manners that are met: `strict` as
 SGLang (a resume of what is not released is an error), `lenient` as vLLM (it is a no-op). Does not know trainers.
 
-Its weights have a host mirror where `rig.config.engine_mirror` says so; without one a release loses them and the base is
-invalid until `update_base()`. KV cache and graphs have none.
+Its weights have a host mirror where `rig.config.engine_mirror` says so; without one a release loses them and the base
+is invalid until `update_base()`. KV cache and graphs have none.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from colocert.rig.engine import EngineDouble
-
 from colocert.rig.rank import RankRig
 from colocert.rig.remote_call import Callee
 from colocert.rig.saver import SaverFatal
@@ -168,6 +167,3 @@ class TrainerDouble:
     def _pause(self, tag: str) -> None:
         if self.rank.saver.of(tag) and not self._out(tag):
             self.rank.saver.pause(tag)
-
-
-

@@ -201,7 +201,9 @@ class StartUp(RunFold):
         view = self.view
         if event.owner or not view.releases(WEIGHTS) or view.faults:
             if isinstance(event, EngineRelease) and self._during_init() and WEIGHTS in event.tags and view.gpu_peak:
-                self.found(event, "weights-out-at-start", "engine weights stay through initialisation", "they were released")
+                self.found(
+                    event, "weights-out-at-start", "engine weights stay through initialisation", "they were released"
+                )
             return
         if event.rank in self.seen or view.calls.get(event.rank) != "init":
             return
@@ -231,9 +233,16 @@ class CachesLast(RunFold):
         self.met("before-release")
         syncing = "update_weights" in view.calls.values() or "update_weights" in view.outstanding.values()
         if view.trained or syncing:
-            self.found(event, "before-sync", f"{KV} resumes after the sync has finished", "weights were trained and not sent")
+            self.found(
+                event, "before-sync", f"{KV} resumes after the sync has finished", "weights were trained and not sent"
+            )
         if held := view.trainer_holds():
-            self.found(event, "before-release", f"{KV} resumes after the trainer is released", f"{view.tags_of(held)} is resident")
+            self.found(
+                event,
+                "before-release",
+                f"{KV} resumes after the trainer is released",
+                f"{view.tags_of(held)} is resident",
+            )
 
 
 PHASES = {
@@ -324,7 +333,9 @@ class RefusedConfigurations(RunFold):
             if self.view.gpu_peak and self.view.lora and not self.view.faults and event.method == "run":
                 self.met("lora-refused")
                 if isinstance(event, CallRaise) and not self.effect:
-                    self.found(event, "lora-refused", "LoRA in gpu-peak mode is not refused", f"it raised {event.error}")
+                    self.found(
+                        event, "lora-refused", "LoRA in gpu-peak mode is not refused", f"it raised {event.error}"
+                    )
             return
         if event.method == "build" and isinstance(event, CallEnd):
             return
@@ -333,4 +344,6 @@ class RefusedConfigurations(RunFold):
         if isinstance(event, CallEnd):
             self.found(event, "not-refused", f"gpu-peak {why} is refused", "it ran")
         elif self.effect:
-            self.found(event, "effect-before-refusal", "the refusal comes before any effect", f"{self.effect} came first")
+            self.found(
+                event, "effect-before-refusal", "the refusal comes before any effect", f"{self.effect} came first"
+            )

@@ -19,9 +19,11 @@ from colocert.trace.events import (
     SaverFatal,
 )
 
+UNSENT = "weights were trained and not sent"
+
 
 class SeesTheLastSync(RunFold):
-    """HO-09: rollouts without a sync see the last synced version; at the end no sync is owed, no owner half released."""
+    """HO-09: rollouts see the last synced version; at the end no sync is owed and no owner is half released."""
 
     rule = "HO-09"
     sees = (RequestBegin, CallEnd)
@@ -33,20 +35,29 @@ class SeesTheLastSync(RunFold):
         if isinstance(event, RequestBegin) and view.started():
             self.met("stale-version")
             if not event.valid:
-                self.found(event, "stale-version", "a rollout sees the last synced version", "the engine's base is invalid")
+                self.found(
+                    event, "stale-version", "a rollout sees the last synced version", "the engine's base is invalid"
+                )
             elif view.trained:
-                self.found(event, "stale-version", "a rollout sees the last synced version", "weights were trained and not sent")
+                self.found(
+                    event,
+                    "stale-version",
+                    "a rollout sees the last synced version",
+                    UNSENT,
+                )
         elif isinstance(event, CallEnd) and event.actor == "driver" and event.method == "run":
             self.met("sync-owed")
             self.met("half-released")
             if view.trained:
-                self.found(event, "sync-owed", "no sync is owed after the last iteration", "weights were trained and not sent")
+                self.found(event, "sync-owed", "no sync is owed after the last iteration", UNSENT)
             if half := view.half_released():
-                self.found(event, "half-released", "no owner is half released after the last iteration", "; ".join(half))
+                self.found(
+                    event, "half-released", "no owner is half released after the last iteration", "; ".join(half)
+                )
 
 
 class RecoversFromErrors(RunFold):
-    """HO-10: after an error at any step a fresh run or `close()` ends with nothing half released; a death is reported."""
+    """HO-10: after an error a fresh run or `close()` ends with nothing half released; a death is reported."""
 
     rule = "HO-10"
     sees = (Fault, SaverFatal, CallBegin, CallEnd, CallRaise)
@@ -121,7 +132,9 @@ class NoRequestIsCut(RunFold):
         elif isinstance(event, RequestBegin):
             self.met("admitted-early")
             if not event.ready:
-                self.found(event, "admitted-early", "no request is admitted before the last resume", "memory is released")
+                self.found(
+                    event, "admitted-early", "no request is admitted before the last resume", "memory is released"
+                )
 
 
 class TransportIsCollected(RunFold):
@@ -144,7 +157,10 @@ class TransportIsCollected(RunFold):
             before, now = self.before.pop(event.rank), self.view.device_bytes("", event.rank)
             if now > before:
                 self.found(
-                    event, "transport-kept", f"{before} bytes of the trainer on the device, as before the sync", f"{now} bytes"
+                    event,
+                    "transport-kept",
+                    f"{before} bytes of the trainer on the device, as before the sync",
+                    f"{now} bytes",
                 )
 
 

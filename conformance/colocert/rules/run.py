@@ -128,7 +128,9 @@ class RunView:
         """The owners that are neither fully resident nor fully released, as text."""
         found = []
         kept = {RESIDENT_KINDS[c] for c in self.claims.get("resident_while_released", ())}
-        mine = [h for h, a in self.allocations.items() if h[0] != ENGINE and h[1] not in self.dead and a.kind not in kept]
+        mine = [
+            h for h, a in self.allocations.items() if h[0] != ENGINE and h[1] not in self.dead and a.kind not in kept
+        ]
         if 0 < sum(h in self.out for h in mine) < len(mine):
             found.append("trainer: " + self.tags_of(h for h in mine if h in self.out) + " released, the rest resident")
         able = [h for h, a in self.allocations.items() if h[0] == ENGINE and self.releases(a.tag)]

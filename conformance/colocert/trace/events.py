@@ -2,9 +2,10 @@
 
 Knows the names and fields of events and the version of the schema. Does not know the rules, the doubles or files.
 
-An event carries `owner` and `rank` (which trainer or engine), `seq` (its place in that rank's stream) and whether it is a *statement*: something an
-adapter said (`rig.record`, `believed()`), on which no rule passes, rather than something a double saw happen.
-Sizes are bytes. `content` is an opaque token for what a region holds: equal tokens, equal bits.
+An event carries `owner` and `rank` (which trainer or engine), `seq` (its place in that rank's stream) and whether it
+is a *statement*: something an adapter said (`rig.record`, `believed()`), on which no rule passes, rather than
+something a double saw happen. Sizes are bytes. `content` is an opaque token for what a region holds: equal tokens,
+equal bits.
 """
 
 from __future__ import annotations
