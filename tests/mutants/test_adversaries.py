@@ -1,0 +1,64 @@
+"""What does nothing passes nothing, what lies is found out by LC-13, and what imports nothing of ours is judged."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from colocert.record.drive import ProcessGone
+from colocert.record.scenarios import BY_ID
+from colocert.rig.contract import Claims
+from colocert_fixtures import adversaries
+from colocert_fixtures.adversaries import exiter, inert, liar, minimal
+from colocert_fixtures.judging import bound, judged, run
+
+FOLDER = Path(adversaries.__file__).parent
+
+
+def test_no_rule_passes_on_an_inert_trainer() -> None:
+    """A bound rule either finds fault or is not exercised, in scenarios and in exploration."""
+    outcome = judged(inert.implementation, depth=4, fault_depth=2)
+    exercised = {
+        rule for rule, code in outcome.exercised if (rule, code) in bound(Claims.of(inert.implementation.claims))
+    }
+    assert exercised <= set(outcome.rules())
+    assert {"LC-01", "LC-03", "LC-09", "LC-10", "LC-21"} == set(outcome.rules())
+
+
+def test_a_wrong_belief_is_found_after_a_refusal_and_nothing_else_is() -> None:
+    """The liar moves memory as the reference does."""
+    assert list(judged(liar.implementation).found) == [("LC-13", "belief-differs")]
+
+
+def test_a_minimal_implementation_is_judged_and_has_no_fault() -> None:
+    """Its source imports the standard library only."""
+    assert "colocert" not in (FOLDER / "minimal.py").read_text()
+    outcome = judged(minimal.implementation)
+    assert outcome.found == {}
+    assert {"LC-01", "LC-05", "LC-13", "LC-17"} <= {rule for rule, _ in outcome.exercised}
+
+
+def test_an_exit_in_a_call_ends_the_scenario_and_is_in_the_trace() -> None:
+    """`sys.exit(1)` is not an error that a trainer survives."""
+    with pytest.raises(ProcessGone, match="SystemExit"):
+        run(exiter.implementation, BY_ID["lora-cycle"])
+
+
+@pytest.mark.parametrize(("name", "status"), [("crasher", -6), ("hard_exiter", 1)])
+def test_the_process_ends_after_the_first_cycle(name: str, status: int) -> None:
+    """Not before: the smoke stage passes."""
+    code = (
+        f"from colocert_fixtures.adversaries import {name} as it\n"
+        "from colocert_fixtures.judging import run\n"
+        "from colocert.record.scenarios import BY_ID, smoke\n"
+        "from colocert.rig.contract import Claims\n"
+        "run(it.implementation, smoke(Claims.of(it.implementation.claims)))\n"
+        "print('smoke passed', flush=True)\n"
+        "run(it.implementation, BY_ID['lora-cycle'])\n"
+    )
+    env = {"PYTHONPATH": ":".join(sys.path)}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60)
+    assert (ended.stdout.strip(), ended.returncode) == ("smoke passed", status)
