@@ -23,7 +23,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from colocert_reference.driver import GRAPH, KV, WEIGHTS, Driver, DriverSettings
-from colocert_reference.real.processes import ANSWER_WITHIN, DoesNotFit, PairError, ProcessDied, SharedDevice, Side
+from colocert_reference.real.processes import (
+    ANSWER_WITHIN,
+    CallFailed,
+    DoesNotFit,
+    PairError,
+    ProcessDied,
+    SharedDevice,
+    Side,
+)
 
 MIB = 1 << 20
 GRANULE = 2 * MIB
@@ -226,7 +234,11 @@ class Pair:
     def sync(self) -> None:
         """The adapter out of one process into the other. Both answer, whatever happens; a death is what is reported."""
         self.trainer.begin("update_weights")
-        told = self.trainer.answer("update_weights")
+        try:
+            told = self.trainer.answer("update_weights")
+        except CallFailed:
+            self.engine.require_alive("receive")
+            raise
         if not isinstance(told, dict) or "sending" not in told:
             return
         errors: list[PairError] = []

@@ -33,7 +33,7 @@ from colocert.device.link import LinkClosed
 
 ANSWER_WITHIN = 120.0
 """Seconds within which a process must answer; the longest answer is the trainer's first, which imports megatron."""
-END_WITHIN = 10.0
+END_WITHIN, GRACE = 10.0, 0.5
 _FOREVER = 7 * 86400.0
 
 
@@ -95,7 +95,7 @@ class Side:
     def call(self, call: str, **arguments: Any) -> Any:
         """What the call returned there."""
         self.begin(call, **arguments)
-        return self.answer(call)
+        return self.answer(_as_called(call, arguments))
 
     def begin(self, call: str, **arguments: Any) -> None:
         """Asks and does not wait; each needs its `answer`."""
@@ -122,6 +122,18 @@ class Side:
         if "error" in message:
             raise CallFailed(self.name, call, message["error"], message["text"])
         return message.get("ok", message)
+
+    def require_alive(self, call: str) -> None:
+        """Raises `ProcessDied` where the process has ended; for after a call of another that needed this one."""
+        if self.death is not None:
+            raise self.death
+        try:
+            self.child.listen(GRACE)
+        except LinkClosed:
+            raise self._died(call) from None
+        except TimeoutError:
+            return
+        raise AssertionError(f"{self.name} answered although nothing was asked")
 
     def end(self) -> None:
         """Asks the process to leave, kills it where it does not; nothing of it is left either way."""

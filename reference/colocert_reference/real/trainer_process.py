@@ -3,11 +3,11 @@
 Knows how a call reaches the trainer, where its adapter goes, and what its process groups cost. Does not know the order
 of calls. torch and megatron-core are imported when the process starts; nothing is on the device before `init`.
 
-NCCL takes device memory at the first collective of a group and gives it back when the group is destroyed; the saver does
-not manage it, and no cache clearing returns it. gloo, which stands for NCCL on `host`, takes none. So the groups of this
-process hold a plain block of `communicators` bytes from a step to the next teardown. That is what the early release of
-the gradients makes up for: a trainer that has just trained holds it, one that has just woken up does not, and gradients
-are resident in both (`wake_up` resumes them beside the engine's weights).
+NCCL takes device memory at the first collective of a group and gives it back when the group is destroyed; the saver
+does not manage it, and no cache clearing returns it. gloo, which stands for NCCL on `host`, takes none. So the groups
+of this process hold a plain block of `communicators` bytes from a step to the next teardown. That is what the early
+release of the gradients makes up for: a trainer that has just trained holds it, one that has just woken up does not,
+and gradients are resident in both (`wake_up` resumes them beside the engine's weights).
 """
 
 from __future__ import annotations
