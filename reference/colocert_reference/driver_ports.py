@@ -10,15 +10,7 @@ from typing import Any
 
 from colocert import Rig
 from colocert_reference.driver import Driver, DriverSettings
-
-
-class GroupError(RuntimeError):
-    """Some ranks or engines raised; all of them have answered. `errors` are by index."""
-
-    def __init__(self, call: str, errors: dict[int, Exception]) -> None:
-        text = "; ".join(f"{i}: {type(e).__name__}: {e}" for i, e in sorted(errors.items()))
-        super().__init__(f"{call}() failed on {text}")
-        self.errors = errors
+from colocert_reference.group import GroupError
 
 
 class Everyone:

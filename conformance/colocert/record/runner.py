@@ -40,7 +40,7 @@ from colocert.record.manifest import (
     ScenarioRecord,
     write_record,
 )
-from colocert.record.registry import ALL_SCENARIOS, smoke
+from colocert.record.registry import ALL_SCENARIOS, PATIENCE, smoke
 from colocert.record.resolve import HARNESS
 from colocert.record.scenarios import EXPLORATIONS, Scenario
 from colocert.rig.contract import Claims
@@ -50,6 +50,9 @@ FULL_DEPTH, HIGH_COST_FAULT_DEPTH = 6, 3
 IMPORT_DEADLINE = float(os.environ.get("COLOCERT_IMPORT_DEADLINE", "180"))
 DEADLINE = float(os.environ.get("COLOCERT_DEADLINE", "30"))
 """Seconds for one scenario, and between two signs of life of an exploration."""
+
+LAST_WORDS = 15.0
+"""Seconds for a child that started processes of its own to end them."""
 
 _BOOT = (
     "import sys, json, os\n"
@@ -92,6 +95,7 @@ class ChildProcess:
         os.close(jobs_read)
         os.close(answers_write)
         self._buffer = b""
+        self.graceful = False
 
     def ask(self, job: Job, deadline: float, progress: Callable[[str], None] | None = None) -> Answer:
         """Sends a job and waits for its answer, at most `deadline` seconds between two signs of life.
@@ -129,6 +133,15 @@ class ChildProcess:
         tail = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()][-1:]
         return f"the process ended with {how}" + (f"; its last line: {tail[0][:200]}" if tail else "")
 
+    def end(self) -> None:
+        """Lets a child that started processes of its own end them, then `kill`."""
+        if self.graceful:
+            os.close(self._jobs)
+            self._jobs = -1
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=LAST_WORDS)
+        self.kill()
+
     def kill(self) -> None:
         """Ends the child and everything in its session, and removes its home."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -158,15 +171,16 @@ class Worker:
             self._child = None
             raise
 
-    def ask(self, job: Job, progress: Callable[[str], None] | None = None) -> Answer:
-        """Runs a job; after a loss the next job gets a fresh child."""
+    def ask(self, job: Job, progress: Callable[[str], None] | None = None, *, patience: float = 1.0) -> Answer:
+        """Runs a job, within so many deadlines; after a loss the next job gets a fresh child."""
         if self._child is None:
             answer = self.start()
             if not answer.ok:
                 raise Lost(DIED, answer.problem.message if answer.problem else "the implementation no longer loads")
         assert self._child is not None
         try:
-            answer = self._child.ask(job, DEADLINE, progress)
+            answer = self._child.ask(job, DEADLINE * patience, progress)
+            self._child.graceful |= patience > 1
         except Lost:
             self._child = None
             raise
@@ -176,7 +190,7 @@ class Worker:
 
     def close(self) -> None:
         if self._child is not None:
-            self._child.kill()
+            self._child.end()
             self._child = None
 
 
@@ -240,7 +254,7 @@ def _smoke(worker: Worker, profile: str, claims: Claims, folder: Path) -> Proble
     if scenario is None:
         return None
     try:
-        answer = worker.ask(_job(scenario.id, "smoke", folder))
+        answer = worker.ask(_job(scenario.id, "smoke", folder), patience=PATIENCE.get(profile, 1.0))
     except Lost as lost:
         what = "hung" if lost.status == HANG else "ended the process"
         return Problem("smoke", f"the first cycle of {profile} {what} ({lost.detail})", HARNESS)
@@ -337,7 +351,7 @@ def _scenario(worker: Worker, scenario: Scenario, folder: Path, say: Callable[[s
     job = _job(scenario.id, scenario.profile, folder)
     status, detail = COMPLETE, ""
     try:
-        answer = worker.ask(job)
+        answer = worker.ask(job, patience=PATIENCE.get(scenario.profile, 1.0))
         if not answer.ok:
             status, detail = DIED, answer.detail
     except Lost as lost:

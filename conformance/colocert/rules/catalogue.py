@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from colocert.rules import handoff, handoff_state, lifecycle, recovery
+from colocert.rules import group, handoff, handoff_state, lifecycle, recovery
 from colocert.rules.conditions import claims_named, holds
 from colocert.rules.fold import BaseFold
 
@@ -120,7 +120,7 @@ def _folds(*modules: Any) -> dict[str, type[BaseFold]]:
     return found
 
 
-FOLDS: Mapping[str, type[BaseFold]] = _folds(lifecycle, recovery, handoff, handoff_state)
+FOLDS: Mapping[str, type[BaseFold]] = _folds(lifecycle, recovery, handoff, handoff_state, group)
 """The fold of each rule."""
 
 
