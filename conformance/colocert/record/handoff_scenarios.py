@@ -30,19 +30,22 @@ def _mode(peak: str, lora: bool) -> Iterator[Scenario]:
     needs = f"peak_device∋{peak}" + ("; lora" if lora else "")
     base: Mapping[str, Any] = {"lora": lora, "peak_device": peak, "ranks": 2}
 
-    def scenario(name: str, *steps: str, seed: int = 0, **more: Any) -> Scenario:
-        return Scenario(f"{prefix}-{name}", {**base, **more}, steps, needs, "handoff", seed)
+    def scenario(name: str, *steps: str, seed: int = 0, claim: str = "", **more: Any) -> Scenario:
+        asked = f"{needs}; {claim}" if claim else needs
+        return Scenario(f"{prefix}-{name}", {**base, **more}, steps, asked, "handoff", seed)
 
     yield scenario("one", "run 1", "close", ranks=1)
     yield scenario("three", "run 3", "close")
     yield scenario("again", "run 1", "run 2", "close")
     yield scenario("evaluate", "run 2", "close", evaluate=True)
     yield scenario("resample", "run 2", "close", resample=True)
-    yield scenario("weights-only", "run 2", "close", engine_releases=frozenset({"weights"}))
-    yield scenario("kv-only", "run 2", "close", engine_releases=frozenset({"kv_cache"}))
+    for name, tag in (("weights-only", "weights"), ("kv-only", "kv_cache")):
+        yield scenario(name, "run 2", "close", claim=f"engine_releases∋{tag}", engine_releases=frozenset({tag}))
     yield scenario("engine-stays", "run 2", "close", engine_releases=frozenset())
     yield scenario("lenient", "run 2", "close", engine_server="lenient")
-    yield scenario("no-mirror", "run 2", "close", engine_mirror=False)
+    yield scenario("no-mirror", "run 2", "close", claim="engine_releases∋weights", engine_mirror=False)
+    if not lora:
+        yield scenario("remat", "run 2", "close", claim="rematerialize", rematerialize=True)
     for seed in range(ACK_SEEDS):
         yield scenario(f"acks-{seed}", "run 2", "close", seed=seed, ranks=3, engines=2)
     if peak == "gpu":
@@ -62,7 +65,7 @@ def _faults(scenario: Any, lora: bool) -> Iterator[Scenario]:
         yield scenario(
             "fault-" + point.replace(".", "-").replace("_", "-"), *runs, f"fault {point} {ways[0]} 2", "run 1", "close"
         )
-    yield scenario("dead-rank", "run 1", "fill device", "run 1", "relieve device", "close", ranks=1)
+    yield scenario("dead-rank", "run 1", "fill device", "run 1", "relieve device", "close")
 
 
 HANDOFF_SCENARIOS: tuple[Scenario, ...] = tuple(

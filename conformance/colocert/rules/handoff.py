@@ -132,42 +132,48 @@ class CopiesNeverCoexist(RunFold):
 class CpuPeakApart(RunFold):
     """HO-04: cpu-peak: trainer memory and engine weights are never on the device together, but for the sync window.
 
-    The window runs from the engine's weight resume to the end of the sync; in it the trainer holds what the sync reads.
+    The window runs from the engine's weight resume to the end of the sync: every living rank has been through its part,
+    and what was trained is sent. In it the trainer holds what the sync reads on any rank, and transport buffers.
     """
 
     rule = "HO-04"
-    sees = (EngineResume, EngineRelease, SaverResume, SaverPause, Data, Send, CallEnd, RequestBegin)
+    sees = (EngineResume, EngineRelease, SaverResume, SaverPause, Data, CallEnd, RequestBegin)
 
     def __init__(self, view: RunView) -> None:
         super().__init__(view)
         self.window = False
-        self.reads: set[Held] = set()
+        self.synced: set[int] = set()
+        self.reads: set[str] = set()
         self.held: set[Held] = set()
 
     def on(self, event: AnyEvent) -> None:
         view = self.view
         if view.gpu_peak or not view.releases(WEIGHTS) or view.faults or not view.started():
             return
-        if isinstance(event, EngineResume) and WEIGHTS in event.tags:
-            self.window, self.reads, self.held = True, set(), set(view.trainer_holds())
+        if isinstance(event, EngineResume) and WEIGHTS in event.tags and not self.window:
+            self.window, self.synced, self.reads, self.held = True, set(), set(), set()
         elif isinstance(event, Data) and self.window and view.calls.get(event.rank) == "update_weights":
-            self.reads.add((event.owner, event.rank, event.alloc))
+            self.reads.add(event.alloc)
         elif self.window and self._closes(event):
             self.window = False
             self._judge_window(event)
         if self.window:
             self.held |= set(view.trainer_holds())
-        elif isinstance(event, (SaverResume, EngineResume, SaverPause, EngineRelease, RequestBegin, CallEnd)):
+        elif not isinstance(event, Data):
             self._judge_apart(event)
 
     def _closes(self, event: AnyEvent) -> bool:
+        if isinstance(event, CallEnd) and event.method == "update_weights":
+            self.synced.add(event.rank)
+            return self.view.ranks() <= self.synced and not self.view.trained
         if isinstance(event, CallEnd):
-            return event.method == "update_weights" and not self.view.trained
-        return isinstance(event, RequestBegin) or (isinstance(event, EngineResume) and bool(caches(event.tags)))
+            return event.actor == "driver"
+        cached = isinstance(event, EngineResume) and bool(caches(event.tags))
+        return cached or isinstance(event, (EngineRelease, RequestBegin))
 
     def _judge_window(self, event: AnyEvent) -> None:
         self.met("more-than-the-sync-reads")
-        if extra := self.held - self.reads:
+        if extra := {h for h in self.held if h[2] not in self.reads}:
             self.found(
                 event,
                 "more-than-the-sync-reads",
@@ -199,24 +205,37 @@ class StartUp(RunFold):
 
     def on(self, event: AnyEvent) -> None:
         view = self.view
-        if event.owner or not view.releases(WEIGHTS) or view.faults:
-            if isinstance(event, EngineRelease) and self._during_init() and WEIGHTS in event.tags and view.gpu_peak:
+        if view.faults:
+            return
+        if isinstance(event, EngineRelease):
+            if view.gpu_peak and WEIGHTS in event.tags and "init" in view.calls.values():
                 self.found(
                     event, "weights-out-at-start", "engine weights stay through initialisation", "they were released"
                 )
-            return
-        if event.rank in self.seen or view.calls.get(event.rank) != "init":
-            return
-        self.seen.add(event.rank)
-        code = "weights-out-at-start" if view.gpu_peak else "weights-in-at-start"
-        self.met(code)
-        if view.gpu_peak and view.engine_lacks(WEIGHTS):
-            self.found(event, code, "engine weights are resident while the trainer starts", "they are released")
-        elif not view.gpu_peak and view.engine_holds(WEIGHTS):
-            self.found(event, code, "engine weights are released while the trainer starts", "they are resident")
+        elif not event.owner and event.rank not in self.seen:
+            self.seen.add(event.rank)
+            self._starts(event)
 
-    def _during_init(self) -> bool:
-        return "init" in self.view.calls.values() and not self.view.faults
+    def _starts(self, event: AnyEvent) -> None:
+        view = self.view
+        if view.gpu_peak:
+            self.met("weights-out-at-start")
+            if view.engine_lacks(WEIGHTS):
+                self.found(
+                    event,
+                    "weights-out-at-start",
+                    "engine weights are resident while the trainer starts",
+                    "they are released",
+                )
+        elif view.releases(WEIGHTS):
+            self.met("weights-in-at-start")
+            if view.engine_holds(WEIGHTS):
+                self.found(
+                    event,
+                    "weights-in-at-start",
+                    "engine weights are released while the trainer starts",
+                    "they are resident",
+                )
 
 
 class CachesLast(RunFold):
@@ -314,6 +333,12 @@ class RefusedConfigurations(RunFold):
         elif self.view.driver and not self.effect:
             self.effect = type(event).__name__
 
+    def _possible(self, event: CallEnd | CallRaise) -> None:
+        if isinstance(event, CallRaise) and not self.effect:
+            self.found(event, "lora-refused", "LoRA in gpu-peak mode is not refused", f"it raised {event.error}")
+        elif event.method == "run" and self.effect:
+            self.met("lora-refused")
+
     def impossible(self) -> str:
         """Why the scenario's configuration cannot be run in gpu-peak mode, or nothing."""
         config, claims = self.view.config, self.view.claims
@@ -330,12 +355,8 @@ class RefusedConfigurations(RunFold):
     def _closed(self, event: CallEnd | CallRaise) -> None:
         why = self.impossible()
         if not why:
-            if self.view.gpu_peak and self.view.lora and not self.view.faults and event.method == "run":
-                self.met("lora-refused")
-                if isinstance(event, CallRaise) and not self.effect:
-                    self.found(
-                        event, "lora-refused", "LoRA in gpu-peak mode is not refused", f"it raised {event.error}"
-                    )
+            if self.view.gpu_peak and self.view.lora and not self.view.faults:
+                self._possible(event)
             return
         if event.method == "build" and isinstance(event, CallEnd):
             return

@@ -34,17 +34,8 @@ class SeesTheLastSync(RunFold):
             return
         if isinstance(event, RequestBegin) and view.started():
             self.met("stale-version")
-            if not event.valid:
-                self.found(
-                    event, "stale-version", "a rollout sees the last synced version", "the engine's base is invalid"
-                )
-            elif view.trained:
-                self.found(
-                    event,
-                    "stale-version",
-                    "a rollout sees the last synced version",
-                    UNSENT,
-                )
+            if why := self._stale(event):
+                self.found(event, "stale-version", "a rollout sees the last synced version", why)
         elif isinstance(event, CallEnd) and event.actor == "driver" and event.method == "run":
             self.met("sync-owed")
             self.met("half-released")
@@ -54,6 +45,15 @@ class SeesTheLastSync(RunFold):
                 self.found(
                     event, "half-released", "no owner is half released after the last iteration", "; ".join(half)
                 )
+
+
+    def _stale(self, event: RequestBegin) -> str:
+        if not event.valid:
+            return "the engine's base is invalid"
+        if self.view.trained:
+            return UNSENT
+        last = self.view.version
+        return "" if last in (None, event.version) else f"version {event.version}, and {last} was synced"
 
 
 class RecoversFromErrors(RunFold):
@@ -108,7 +108,7 @@ class RolloutHasTheDevice(RunFold):
         if view.faults or not view.started() or not view.config.get("offload_train", True):
             return
         self.met("trainer-resident")
-        if held := view.trainer_holds():
+        if held := [*view.trainer_holds(), *view.transport_held()]:
             self.found(
                 event,
                 "trainer-resident",

@@ -44,8 +44,9 @@ Held = tuple[str, int, str]
 class RunView:
     """The state of a whole run.
 
-    `allocations` and `out` (released) are by owner, rank and name. `trained`: a step has returned whose weights were
-    not sent yet. `calls`: the trainer call that each rank is in. `outstanding`: calls issued and not acknowledged.
+    `allocations` and `out` (released) are by owner, rank and name; `transport` are those made during a sync, its
+    buffers. `trained`: a step has returned whose weights were not sent yet. `calls`: the trainer call that each rank is
+    in. `outstanding`: calls issued to the living and not acknowledged. `version`: the last one that an engine took.
     """
 
     def __init__(self) -> None:
@@ -53,16 +54,16 @@ class RunView:
         self.claims: dict[str, Any] = {}
         self.allocations: dict[Held, Allocation] = {}
         self.out: set[Held] = set()
+        self.transport: set[Held] = set()
         self.calls: dict[int, str] = {}
         self.driver = ""
         self.outstanding: dict[tuple[str, int, int], str] = {}
         self.trained = False
-        self.synced = False
         self.faults = 0
         self.faulted_run = False
         self.dead: set[int] = set()
         self.in_flight = 0
-        self.served: dict[int, int] = {}
+        self.version: int | None = None
 
     # ---- what rules ask
 
@@ -75,8 +76,8 @@ class RunView:
         return bool(self.config.get("lora"))
 
     def releases(self, tag: str) -> bool:
-        """Whether the engine of this scenario releases the tag at all."""
-        return tag in self.config.get("engine_releases", ())
+        """Whether the engine of this scenario, under this driver, releases the tag at all."""
+        return tag in self.config.get("engine_releases", ()) and tag in self.claims.get("engine_releases", ())
 
     def engine_holds(self, *tags: str) -> set[str]:
         """Which of these tags some engine has resident."""
@@ -87,12 +88,20 @@ class RunView:
         return {a.tag for h, a in self.allocations.items() if h[0] == ENGINE and a.tag in tags and h in self.out}
 
     def trainer_holds(self, tag: str | None = None) -> list[Held]:
-        """Trainer memory on the device beyond the claimed resident set, of one tag or of all."""
+        """Trainer model memory on the device beyond the claimed resident set, of one tag or of all."""
+        return [h for h in self._model() if h not in self.out and tag in (None, self.allocations[h].tag)]
+
+    def transport_held(self) -> list[Held]:
+        """Transport buffers of a sync that are on the device."""
+        return [h for h in self.transport if h not in self.out and h[1] not in self.dead]
+
+    def _model(self) -> list[Held]:
+        """What living trainers have beside the claimed resident set and transport buffers."""
         kept = {RESIDENT_KINDS[c] for c in self.claims.get("resident_while_released", ())}
         return [
             h
             for h, a in self.allocations.items()
-            if h[0] != ENGINE and h not in self.out and a.kind not in kept and (tag is None or a.tag == tag)
+            if h[0] != ENGINE and h[1] not in self.dead and h not in self.transport and a.kind not in kept
         ]
 
     def lacks_trainer_default(self) -> bool:
@@ -102,6 +111,10 @@ class RunView:
     def trainer_lacks(self, tag: str) -> list[Held]:
         """Trainer memory of a tag that is released."""
         return [h for h in self.out if h[0] != ENGINE and self.allocations[h].tag == tag]
+
+    def ranks(self) -> set[int]:
+        """The living ranks that have made allocations."""
+        return {h[1] for h in self.allocations if h[0] != ENGINE} - self.dead
 
     def started(self) -> bool:
         """Whether some trainer has made its allocations."""
@@ -127,10 +140,7 @@ class RunView:
     def half_released(self) -> list[str]:
         """The owners that are neither fully resident nor fully released, as text."""
         found = []
-        kept = {RESIDENT_KINDS[c] for c in self.claims.get("resident_while_released", ())}
-        mine = [
-            h for h, a in self.allocations.items() if h[0] != ENGINE and h[1] not in self.dead and a.kind not in kept
-        ]
+        mine = self._model()
         if 0 < sum(h in self.out for h in mine) < len(mine):
             found.append("trainer: " + self.tags_of(h for h in mine if h in self.out) + " released, the rest resident")
         able = [h for h, a in self.allocations.items() if h[0] == ENGINE and self.releases(a.tag)]
@@ -160,10 +170,13 @@ class RunView:
         self.allocations[event.owner, event.rank, event.alloc] = Allocation(
             event.alloc, event.tag, event.nbytes, event.backup, event.kind, event.address
         )
+        if not event.owner and self.calls.get(event.rank) == "update_weights":
+            self.transport.add((event.owner, event.rank, event.alloc))
 
     def _free(self, event: SaverFree) -> None:
         self.allocations.pop((event.owner, event.rank, event.alloc), None)
         self.out.discard((event.owner, event.rank, event.alloc))
+        self.transport.discard((event.owner, event.rank, event.alloc))
 
     def _pause(self, event: SaverPause) -> None:
         self.out.add((event.owner, event.rank, event.alloc))
@@ -200,10 +213,9 @@ class RunView:
 
     def _send(self, event: Send) -> None:
         self.trained = False
-        self.synced = True
 
     def _serve(self, event: EngineServe) -> None:
-        self.served[event.rank] = event.version
+        self.version = event.version
 
     def _request(self, event: RequestBegin) -> None:
         self.in_flight += event.ready
@@ -218,6 +230,8 @@ class RunView:
     def _died(self, event: SaverFatal | SaverTouch) -> None:
         if not event.owner:
             self.dead.add(event.rank)
+            self.calls.pop(event.rank, None)
+            self.outstanding = {k: m for k, m in self.outstanding.items() if k[:2] != ("", event.rank)}
 
 
 _HANDLERS: dict[type, Any] = {
