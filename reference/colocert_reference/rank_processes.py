@@ -26,6 +26,7 @@ class ProcessRank:
 
     def __init__(self, rank: int, make: Callable[..., object], args: tuple[Any, ...]) -> None:
         self.rank = rank
+        self._one_at_a_time = asyncio.Lock()
         self._pipe, theirs = _FORK.Pipe()
         self.process = _FORK.Process(target=_serve, args=(theirs, make, args), daemon=True)
         self.process.start()
@@ -33,6 +34,10 @@ class ProcessRank:
 
     async def call(self, method: str, *args: Any) -> Any:
         """Raises what the rank raised, or `RankLost` once its process has ended."""
+        async with self._one_at_a_time:
+            return await self._called(method, args)
+
+    async def _called(self, method: str, args: tuple[Any, ...]) -> Any:
         try:
             self._pipe.send((method, args))
             if not self._pipe.poll():
@@ -48,7 +53,7 @@ class ProcessRank:
         loop = asyncio.get_running_loop()
         ready = loop.create_future()
         fd = self._pipe.fileno()
-        loop.add_reader(fd, lambda: ready.done() or ready.set_result(None))
+        loop.add_reader(fd, lambda: None if ready.done() else ready.set_result(None))
         try:
             await ready
         finally:

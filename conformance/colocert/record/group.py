@@ -159,7 +159,8 @@ def failed_ranks(error: BaseException) -> list[int]:
                 members = list(held) if not isinstance(held, (str, bytes)) else []
                 found |= {m for m in members if isinstance(m, int)}
                 waiting += members
-        waiting += [thing.__cause__, thing.__context__, getattr(thing, "cause", None), *thing.args]
+        context = None if thing.__suppress_context__ else thing.__context__
+        waiting += [thing.__cause__, context, getattr(thing, "cause", None), *thing.args]
     return sorted(found)
 
 

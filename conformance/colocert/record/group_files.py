@@ -123,5 +123,5 @@ def abandoned(names: set[str]) -> list[str]:
                 held |= {n for n in names if f"{SHARED_MEMORY}/{n}" in (process / "maps").read_text()}
                 for fd in (process / "fd").iterdir():
                     with contextlib.suppress(OSError):
-                        held |= names & {os.readlink(fd).removeprefix(f"{SHARED_MEMORY}/")}
+                        held |= names & {str(fd.readlink()).removeprefix(f"{SHARED_MEMORY}/")}
     return sorted(n for n in names - held if (SHARED_MEMORY / n).exists())

@@ -107,9 +107,7 @@ class Ranks:
         rank = event.rank
         if isinstance(event, Change):
             self._change(event)
-        elif isinstance(event, Fault) and event.when in ("hang", "killed"):
-            self._lose(rank)
-        elif isinstance(event, (SaverFatal, SaverTouch)):
+        elif isinstance(event, (SaverFatal, SaverTouch)) or _loses(event):
             self._lose(rank)
         elif isinstance(event, SaverAlloc):
             self.tags.setdefault(rank, {})[event.alloc] = event.tag
@@ -156,6 +154,11 @@ class Ranks:
         self.lost.add(rank)
         self.took_part.discard(rank)
         self.inside.pop(rank, None)
+
+
+def _loses(event: AnyEvent) -> bool:
+    """Whether the suite made the rank end or hang here."""
+    return isinstance(event, Fault) and event.when in ("hang", "killed")
 
 
 class GroupFold(RunFold):

@@ -70,6 +70,7 @@ def start_ray() -> None:
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # otherwise Ray writes a token into the home folder
     base = tempfile.gettempdir()
     folder = tempfile.mkdtemp(prefix="ray-", dir=base if len(base) < LONGEST_FOLDER else "/tmp")
     atexit.register(stop_ray, folder)  # before Ray registers its own, so that it runs after
