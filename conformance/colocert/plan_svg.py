@@ -22,6 +22,7 @@ _TOP, _ROWS, _LABELS = 96, (270, 230), 128
 _BAND = 20
 _TICKS = 4
 _ABOVE = 1.12
+"""The panel's upper edge over what is highest in it: leaves a line for text."""
 _CHAR = 5.3
 """Width of a letter of the phase names."""
 
@@ -116,9 +117,8 @@ def _panel(panel: _Panel, mode: ModePlan, what: str, *, axis: bool) -> Iterator[
     over = any(sum(panel.held(m).values()) > panel.capacity for m in mode.moments)
     colour = _OVER if over else _INK
     yield _rule(panel.x, panel.x + panel.width, panel.up(panel.capacity), stroke=colour, dash="6 3", width=1.6)
-    said = f"{what} capacity {size(panel.capacity)}"
-    halo = ' stroke="#ffffff" stroke-width="3" paint-order="stroke"'
-    yield _text(panel.x + 6, panel.up(panel.capacity) - 6, said, fill=colour, extra=halo)
+    said = f"{what} capacity {size(panel.capacity)}" + (", exceeded" if over else "")
+    yield _text(panel.x + panel.width - 6, panel.y + 15, said, anchor="end", fill=colour)
 
 
 def _stack(panel: _Panel, x: float, width: float, step: Step, moment: Moment) -> Iterator[str]:
