@@ -168,8 +168,7 @@ class CpuPeakApart(RunFold):
             return self.view.ranks() <= self.synced and not self.view.trained
         if isinstance(event, CallEnd):
             return event.actor == "driver"
-        cached = isinstance(event, EngineResume) and bool(caches(event.tags))
-        return cached or isinstance(event, (EngineRelease, RequestBegin))
+        return isinstance(event, (EngineRelease, RequestBegin))
 
     def _judge_window(self, event: AnyEvent) -> None:
         self.met("more-than-the-sync-reads")

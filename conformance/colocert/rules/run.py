@@ -45,8 +45,9 @@ class RunView:
     """The state of a whole run.
 
     `allocations` and `out` (released) are by owner, rank and name; `transport` are those made during a sync, its
-    buffers. `trained`: a step has returned whose weights were not sent yet. `calls`: the trainer call that each rank is
-    in. `outstanding`: calls issued to the living and not acknowledged. `version`: the last one that an engine took.
+    buffers. `faults` counts injected ones and deaths. `trained`: a step has returned whose weights were not sent yet.
+    `calls`: the trainer call that each rank is in. `outstanding`: calls issued to the living and not acknowledged.
+    `version`: the last one that an engine took.
     """
 
     def __init__(self) -> None:
@@ -229,6 +230,7 @@ class RunView:
 
     def _died(self, event: SaverFatal | SaverTouch) -> None:
         if not event.owner:
+            self.faults += 1
             self.dead.add(event.rank)
             self.calls.pop(event.rank, None)
             self.outstanding = {k: m for k, m in self.outstanding.items() if k[:2] != ("", event.rank)}
