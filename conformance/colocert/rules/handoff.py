@@ -360,10 +360,11 @@ class RefusedConfigurations(RunFold):
         if event.method == "build" and isinstance(event, CallEnd):
             return
         self.met("not-refused")
-        self.met("effect-before-refusal")
         if isinstance(event, CallEnd):
             self.found(event, "not-refused", f"gpu-peak {why} is refused", "it ran")
-        elif self.effect:
+            return
+        self.met("effect-before-refusal")
+        if self.effect:
             self.found(
                 event, "effect-before-refusal", "the refusal comes before any effect", f"{self.effect} came first"
             )

@@ -36,7 +36,7 @@ class SeesTheLastSync(RunFold):
             self.met("stale-version")
             if why := self._stale(event):
                 self.found(event, "stale-version", "a rollout sees the last synced version", why)
-        elif isinstance(event, CallEnd) and event.actor == "driver" and event.method == "run":
+        elif isinstance(event, CallEnd) and event.actor == "driver" and event.method == "run" and view.steps:
             self.met("sync-owed")
             self.met("half-released")
             if view.trained:

@@ -45,7 +45,7 @@ class RunView:
     """The state of a whole run.
 
     `allocations` and `out` (released) are by owner, rank and name; `transport` are those made during a sync, its
-    buffers. `faults` counts injected ones and deaths. `trained`: a step has returned whose weights were not sent yet.
+    buffers. `faults` counts injected ones and deaths. `trained`: of the `steps` that returned, some were not sent.
     `calls`: the trainer call that each rank is in. `outstanding`: calls issued to the living and not acknowledged.
     `version`: the last one that an engine took.
     """
@@ -60,6 +60,7 @@ class RunView:
         self.driver = ""
         self.outstanding: dict[tuple[str, int, int], str] = {}
         self.trained = False
+        self.steps = 0
         self.faults = 0
         self.faulted_run = False
         self.dead: set[int] = set()
@@ -205,6 +206,7 @@ class RunView:
         self.calls.pop(event.rank, None)
         if event.method == "train":
             self.trained = True
+            self.steps += 1
 
     def _raise(self, event: CallRaise) -> None:
         if event.actor == "driver":
