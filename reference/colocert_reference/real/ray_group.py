@@ -11,6 +11,8 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from typing import Any
 
@@ -19,6 +21,8 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from colocert_reference.group import RankLost
 from colocert_reference.rank_processes import Build
+from colocert_reference.real import ray_reaper
+from colocert_reference.real.ray_reaper import MARK
 
 OBJECT_STORE_BYTES = 80 << 20
 LONGEST_FOLDER = 40
@@ -73,7 +77,12 @@ def start_ray() -> None:
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # otherwise Ray writes a token into the home folder
     base = tempfile.gettempdir()
     folder = tempfile.mkdtemp(prefix="ray-", dir=base if len(base) < LONGEST_FOLDER else "/tmp")
-    atexit.register(stop_ray, folder)  # before Ray registers its own, so that it runs after
+    os.environ[MARK] = folder
+    os.environ.setdefault("SPT_NOENV", "1")  # Ray's process titles would otherwise be written over the environment
+    _reapers.append(
+        subprocess.Popen([sys.executable, ray_reaper.__file__, folder], stdin=subprocess.PIPE, start_new_session=True)
+    )
+    atexit.register(stop_ray, folder)
     ray.init(
         address="local",
         num_cpus=1,
@@ -84,9 +93,18 @@ def start_ray() -> None:
         configure_logging=False,
         _temp_dir=folder,
     )
+    del os.environ[MARK]  # Ray's processes have it; what this process starts from here on does not
 
 
 def stop_ray(folder: str) -> None:
     """Ends Ray with everything it started, and removes its files."""
     ray.shutdown()
     shutil.rmtree(folder, ignore_errors=True)
+    while _reapers:
+        reaper = _reapers.pop()
+        assert reaper.stdin is not None
+        reaper.stdin.close()
+        reaper.wait()
+
+
+_reapers: list[subprocess.Popen[bytes]] = []
