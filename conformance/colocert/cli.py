@@ -14,6 +14,7 @@ from pathlib import Path
 from string import Template
 
 import colocert
+from colocert import cli_plan
 
 USAGE = 4
 
@@ -72,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     spec = commands.add_parser("spec", help="write the specification page from the catalogue")
     spec.add_argument("-o", dest="output", type=Path, metavar="FILE", help="default: standard output")
     spec.set_defaults(run=_spec)
+    cli_plan.register(commands)
     return parser
 
 

@@ -5,12 +5,19 @@ The one module of the reference that knows colocert. Does not know scenarios or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib.util
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from colocert import Claims, Rig
+from colocert.rig.group_rank import RankDouble
+from colocert.rig.group_rig import GroupRig
+from colocert_reference.driver import Driver
+from colocert_reference.driver_ports import driver as reference_driver
+from colocert_reference.group import Group, Ranks
 from colocert_reference.lifecycle import Lifecycle
 from colocert_reference.ports import DEFAULT, GRADS, PARAMS, Ports, Settings
+from colocert_reference.rank_processes import Build, ProcessRanks
 
 CLAIMS = Claims(
     lora=True,
@@ -30,7 +37,7 @@ CLAIMS = Claims(
     base_requests_in_lora_mode=False,
     sync_strategies=frozenset({"adapter", "full"}),
     disaggregated=False,
-    replacement=False,
+    replacement=True,
     retained_backup=False,
     gradients_traced=True,
 )
@@ -177,6 +184,30 @@ def freeze(value: Any) -> object:
     raise TypeError(f"a fingerprint holds plain data only (got {type(value).__name__})")
 
 
+def rank_doubles(rig: GroupRig) -> Build:
+    """What a rank's process builds: the kit's double."""
+    return lambda rank: (RankDouble, rig.rank_arguments(rank))
+
+
+async def started(group: Group) -> Group:
+    """The group with its ranks running."""
+    await group.start()
+    return group
+
+
+async def train_group(rig: GroupRig) -> Group:
+    """The reference group on Ray actors; on local processes where Ray is not installed, which the trace then says."""
+    ranks: Ranks
+    if importlib.util.find_spec("ray") is not None:
+        from colocert_reference.real.ray_group import RayRanks
+
+        ranks = RayRanks(rank_doubles(rig))
+    else:
+        rig.record("ranks", through="local processes")
+        ranks = ProcessRanks(rank_doubles(rig))
+    return await started(Group(ranks, rig.config.ranks, rig.deadline))
+
+
 class Reference:
     """The implementation that `--impl=reference` names."""
 
@@ -184,8 +215,15 @@ class Reference:
     version = "0.1.0"
     claims = CLAIMS
 
-    def __init__(self, trainer: Callable[[Rig], Lifecycle] = ReferenceTrainer) -> None:
+    def __init__(
+        self,
+        trainer: Callable[[Rig], Lifecycle] = ReferenceTrainer,
+        driver: Callable[[Rig], Driver] = reference_driver,
+        group: Callable[[GroupRig], Awaitable[Group]] = train_group,
+    ) -> None:
         self.trainer = trainer
+        self.driver = driver
+        self.train_group = group
 
 
 implementation = Reference()

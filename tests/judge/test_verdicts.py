@@ -48,11 +48,13 @@ def test_the_reference_is_conformant_and_every_rule_is_accounted_for(reference: 
     judged = judge(Evidence(reference))
     assert (judged.verdict, judged.exit_code) == ("conformant", 0)
     assert [o.id for o in judged.rules] == list(catalogue())
-    assert all(o.outcome == "pass" and o.exercised for o in judged.rules)
+    lifecycle = [o for o in judged.rules if o.profile == "lifecycle"]
+    assert all(o.outcome == "pass" and o.exercised for o in lifecycle)
+    assert {o.outcome for o in judged.rules if o.profile != "lifecycle"} <= {"not-run", "not-claimed"}
 
 
 def test_without_a_named_profile_missing_factories_make_it_partial(reference: Path, tmp_path: Path) -> None:
-    judged = judge(edited(reference, tmp_path / "e", options=Options()))
+    judged = judge(edited(reference, tmp_path / "e", options=Options(), claimed=("lifecycle",)))
     assert (judged.verdict, judged.exit_code) == ("partial", 0)
     assert "engine" in judged.reasons[0]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from colocert.record.drive import ProcessGone
-from colocert.record.scenarios import BY_ID
+from colocert.record.registry import BY_ID
 from colocert.rig.contract import Claims
 from colocert_fixtures import adversaries
 from colocert_fixtures.adversaries import exiter, inert, liar, minimal
@@ -25,6 +25,14 @@ def test_no_rule_passes_on_an_inert_trainer() -> None:
     exercised = {rule for rule, code in outcome.exercised if (rule, code) in binding}
     assert exercised <= set(outcome.rules())
     assert {"LC-01", "LC-03", "LC-09", "LC-10", "LC-21"} == set(outcome.rules())
+
+
+def test_no_rule_passes_on_an_inert_driver() -> None:
+    """It can only fail to refuse what it must."""
+    outcome = judged(inert.implementation, profile="handoff")
+    binding = bound(Claims.of(inert.implementation.claims), "handoff")
+    exercised = {rule for rule, code in outcome.exercised if (rule, code) in binding}
+    assert exercised == set(outcome.rules())
 
 
 def test_a_wrong_belief_is_found_after_a_refusal_and_nothing_else_is() -> None:
@@ -52,9 +60,9 @@ def test_the_process_ends_after_the_first_cycle(name: str, status: int) -> None:
     code = (
         f"from colocert_fixtures.adversaries import {name} as it\n"
         "from colocert_fixtures.judging import run\n"
-        "from colocert.record.scenarios import BY_ID, smoke\n"
+        "from colocert.record.registry import BY_ID, smoke\n"
         "from colocert.rig.contract import Claims\n"
-        "run(it.implementation, smoke(Claims.of(it.implementation.claims)))\n"
+        "run(it.implementation, smoke('lifecycle', Claims.of(it.implementation.claims)))\n"
         "print('smoke passed', flush=True)\n"
         "run(it.implementation, BY_ID['lora-cycle'])\n"
     )

@@ -10,7 +10,7 @@ import pytest
 
 from colocert.judge import Evidence
 from colocert.record.manifest import COMPLETE, Options, Record, ScenarioRecord, write_record
-from colocert.record.scenarios import BY_ID
+from colocert.record.registry import BY_ID
 from colocert.record.steps import run_scenario
 from colocert.trace import SCHEMA_VERSION, TraceWriter
 from colocert.trace.events import Header

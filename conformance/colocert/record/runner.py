@@ -40,8 +40,9 @@ from colocert.record.manifest import (
     ScenarioRecord,
     write_record,
 )
+from colocert.record.registry import ALL_SCENARIOS, PATIENCE, smoke
 from colocert.record.resolve import HARNESS
-from colocert.record.scenarios import EXPLORATIONS, SCENARIOS, Scenario, smoke
+from colocert.record.scenarios import EXPLORATIONS, Scenario
 from colocert.rig.contract import Claims
 from colocert.rules.catalogue import catalogue
 
@@ -49,6 +50,9 @@ FULL_DEPTH, HIGH_COST_FAULT_DEPTH = 6, 3
 IMPORT_DEADLINE = float(os.environ.get("COLOCERT_IMPORT_DEADLINE", "180"))
 DEADLINE = float(os.environ.get("COLOCERT_DEADLINE", "30"))
 """Seconds for one scenario, and between two signs of life of an exploration."""
+
+LAST_WORDS = 15.0
+"""Seconds for a child that started processes of its own to end them."""
 
 _BOOT = (
     "import sys, json, os\n"
@@ -91,6 +95,7 @@ class ChildProcess:
         os.close(jobs_read)
         os.close(answers_write)
         self._buffer = b""
+        self.graceful = False
 
     def ask(self, job: Job, deadline: float, progress: Callable[[str], None] | None = None) -> Answer:
         """Sends a job and waits for its answer, at most `deadline` seconds between two signs of life.
@@ -128,6 +133,15 @@ class ChildProcess:
         tail = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()][-1:]
         return f"the process ended with {how}" + (f"; its last line: {tail[0][:200]}" if tail else "")
 
+    def end(self) -> None:
+        """Lets a child that started processes of its own end them, then `kill`."""
+        if self.graceful:
+            os.close(self._jobs)
+            self._jobs = -1
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=LAST_WORDS)
+        self.kill()
+
     def kill(self) -> None:
         """Ends the child and everything in its session, and removes its home."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -157,15 +171,16 @@ class Worker:
             self._child = None
             raise
 
-    def ask(self, job: Job, progress: Callable[[str], None] | None = None) -> Answer:
-        """Runs a job; after a loss the next job gets a fresh child."""
+    def ask(self, job: Job, progress: Callable[[str], None] | None = None, *, patience: float = 1.0) -> Answer:
+        """Runs a job, within so many deadlines; after a loss the next job gets a fresh child."""
         if self._child is None:
             answer = self.start()
             if not answer.ok:
                 raise Lost(DIED, answer.problem.message if answer.problem else "the implementation no longer loads")
         assert self._child is not None
         try:
-            answer = self._child.ask(job, DEADLINE, progress)
+            answer = self._child.ask(job, DEADLINE * patience, progress)
+            self._child.graceful |= patience > 1
         except Lost:
             self._child = None
             raise
@@ -175,7 +190,7 @@ class Worker:
 
     def close(self) -> None:
         if self._child is not None:
-            self._child.kill()
+            self._child.end()
             self._child = None
 
 
@@ -225,19 +240,27 @@ def _load(worker: Worker, folder: Path, options: Options) -> tuple[dict[str, Any
     claims = body["claims"]
     loaded = {"name": body["name"], "version": body["version"], "claims": claims, "claimed": tuple(body["profiles"])}
     loaded["options"] = _depths(options, body["build_cost"])
-    if "lifecycle" not in body["profiles"] or (options.profiles and "lifecycle" not in options.profiles):
-        return loaded, None
-    scenario = smoke(Claims.of({**claims}))
+    for profile in body["profiles"]:
+        if not options.profiles or profile in options.profiles:
+            problem = _smoke(worker, profile, Claims.of({**claims}), folder)
+            if problem is not None:
+                return loaded, problem
+    return loaded, None
+
+
+def _smoke(worker: Worker, profile: str, claims: Claims, folder: Path) -> Problem | None:
+    """One profile's first cycle."""
+    scenario = smoke(profile, claims)
+    if scenario is None:
+        return None
     try:
-        answer = worker.ask(_job(scenario.id, "smoke", folder))
+        answer = worker.ask(_job(scenario.id, "smoke", folder), patience=PATIENCE.get(profile, 1.0))
     except Lost as lost:
         what = "hung" if lost.status == HANG else "ended the process"
-        return loaded, Problem("smoke", f"one cycle of sleep() and wake_up() {what} ({lost.detail})", HARNESS)
-    if not answer.ok:
-        return loaded, answer.problem or Problem(
-            "smoke", f"one cycle must not end the process: {answer.detail}", HARNESS
-        )
-    return loaded, None
+        return Problem("smoke", f"the first cycle of {profile} {what} ({lost.detail})", HARNESS)
+    if answer.ok:
+        return None
+    return answer.problem or Problem("smoke", f"the first cycle must not end the process: {answer.detail}", HARNESS)
 
 
 def _depths(options: Options, build_cost: str) -> Options:
@@ -254,7 +277,7 @@ def _everything(first: Worker, base: Record, folder: Path, say: Callable[[str], 
     claims = Claims.of({**base.claims})
     asked = base.options.profiles
     ran = [p for p in base.claimed if not asked or p in asked]
-    scenarios = [s for s in SCENARIOS if s.profile in ran and s.wanted(claims)]
+    scenarios = [s for s in ALL_SCENARIOS if s.profile in ran and s.wanted(claims)]
     explorations = [s for s in EXPLORATIONS if s.profile in ran and s.wanted(claims) and base.options.depth]
     jobs: list[Callable[[Worker], ScenarioRecord | ExplorationRecord]] = [
         *(partial(_explore, scenario=e, options=base.options, folder=folder, say=say) for e in explorations),
@@ -332,7 +355,7 @@ def _scenario(worker: Worker, scenario: Scenario, folder: Path, say: Callable[[s
     job = _job(scenario.id, scenario.profile, folder)
     status, detail = COMPLETE, ""
     try:
-        answer = worker.ask(job)
+        answer = worker.ask(job, patience=PATIENCE.get(scenario.profile, 1.0))
         if not answer.ok:
             status, detail = DIED, answer.detail
     except Lost as lost:

@@ -1,0 +1,96 @@
+"""Ranks as forked processes of this one, called over a pipe: the group's port where Ray is not installed, and in tests.
+
+Knows processes and pipes. Does not know what a rank does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+from colocert_reference.group import RankLost
+
+Build = Callable[[int], tuple[Callable[..., object], tuple[Any, ...]]]
+"""For a rank: what to build in its process, and from which arguments."""
+
+_FORK = multiprocessing.get_context("fork")
+
+
+class ProcessRank:
+    """One forked process. Its calls are made one at a time."""
+
+    def __init__(self, rank: int, make: Callable[..., object], args: tuple[Any, ...]) -> None:
+        self.rank = rank
+        self._one_at_a_time = asyncio.Lock()
+        self._pipe, theirs = _FORK.Pipe()
+        self.process = _FORK.Process(target=_serve, args=(theirs, make, args), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """Raises what the rank raised, or `RankLost` once its process has ended."""
+        async with self._one_at_a_time:
+            return await self._called(method, args)
+
+    async def _called(self, method: str, args: tuple[Any, ...]) -> Any:
+        try:
+            self._pipe.send((method, args))
+            if not self._pipe.poll():
+                await self._readable()
+            ok, value = self._pipe.recv()
+        except (EOFError, OSError) as error:
+            raise RankLost(f"the process of rank {self.rank} has ended in {method}()") from error
+        if not ok:
+            raise value
+        return value
+
+    async def _readable(self) -> None:
+        loop = asyncio.get_running_loop()
+        ready = loop.create_future()
+        fd = self._pipe.fileno()
+        loop.add_reader(fd, lambda: None if ready.done() else ready.set_result(None))
+        try:
+            await ready
+        finally:
+            loop.remove_reader(fd)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self._pipe.close()
+
+
+class ProcessRanks:
+    """Starts ranks as forked processes."""
+
+    def __init__(self, build: Build) -> None:
+        self._build = build
+
+    async def start(self, rank: int) -> ProcessRank:
+        """Returns once the rank is built in its process."""
+        started = ProcessRank(rank, *self._build(rank))
+        try:
+            await started.call("address")
+        except BaseException:
+            started.kill()
+            raise
+        return started
+
+
+def _serve(pipe: Connection[Any, Any], make: Callable[..., object], args: tuple[Any, ...]) -> None:
+    """The process of a rank: carries out one call after the other until its caller is gone."""
+    rank = make(*args)
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            method, given = pipe.recv()
+            try:
+                answer = (True, getattr(rank, method)(*given))
+            except Exception as error:
+                answer = (False, error)
+            pipe.send(answer)
+    os._exit(0)
