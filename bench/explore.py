@@ -2,7 +2,8 @@
 
 The bare model is the least that can be said of the lifecycle in Python: a tuple of flags and the four calls on it,
 run from the start for each sequence and each fault, with one check of legality. It records nothing and judges no
-rule. Both cover the same sequences, which is checked. Ours builds the reference over the doubles, records every event and folds every rule over it.
+rule. Both cover the same sequences, which is checked. Ours builds the reference over the doubles, records every event
+and folds every rule over it.
 """
 
 from __future__ import annotations
@@ -123,16 +124,19 @@ def timed(work: Callable[[], int]) -> tuple[float, int]:
     return time.perf_counter() - start, covered
 
 
+def measure(depth: int, faults: bool) -> None:
+    """Prints one row: medians of alternating rounds, and the ratio."""
+    pairs = [(timed(lambda: bare(depth, faults)), timed(lambda: ours(depth, faults))) for _ in range(ROUNDS)]
+    a, b = (statistics.median(p[i][0] for p in pairs) for i in (0, 1))
+    assert pairs[0][0][1] == pairs[0][1][1], "both must cover the same sequences"
+    label = "single" if faults else "none"
+    print(f"{depth:>5} {label:>7} {a:>9.4f} {b:>9.4f} {b / a:>7.2f} {pairs[0][1][1]:>10}")
+
+
 def main() -> None:
-    print(
-        f"{'depth':>5} {'faults':>7} {'bare s':>9} {'ours s':>9} {'ratio':>7} {'runs of bare':>13} {'covered by ours':>16}"
-    )
+    print(f"{'depth':>5} {'faults':>7} {'bare s':>9} {'ours s':>9} {'ratio':>7} {'sequences':>10}")
     for depth, faults in ((4, False), (6, False), (4, True), (6, True)):
-        pairs = [(timed(lambda: bare(depth, faults)), timed(lambda: ours(depth, faults))) for _ in range(ROUNDS)]
-        a, b = (statistics.median(p[i][0] for p in pairs) for i in (0, 1))
-        assert pairs[0][0][1] == pairs[0][1][1], "both must cover the same sequences"
-        label = "single" if faults else "none"
-        print(f"{depth:>5} {label:>7} {a:>9.4f} {b:>9.4f} {b / a:>7.2f} {pairs[0][0][1]:>13} {pairs[0][1][1]:>16}")
+        measure(depth, faults)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ import msgspec
 from colocert.record.manifest import COMPLETE, Options, Record, read_record
 from colocert.rules.catalogue import FOLDS, PROFILES, Rule, catalogue
 from colocert.rules.conditions import claims_named
-from colocert.rules.fold import Finding, Panel
+from colocert.rules.fold import Finding, Fold, Panel, RunFold
+from colocert.rules.run import RunView
 from colocert.rules.view import View
 from colocert.trace import AnyEvent, TraceError, read_trace
 
@@ -45,15 +46,22 @@ class TraceJudged(msgspec.Struct, frozen=True):
 
 def judge_events(events: Iterable[AnyEvent], rules: Iterable[Rule]) -> TraceJudged:
     """Runs the folds of these rules over one trace, in one pass."""
+    chosen = [FOLDS[rule.id] for rule in rules]
+    by_rank = [fold for fold in chosen if issubclass(fold, Fold)]
+    by_run = [fold for fold in chosen if issubclass(fold, RunFold)]
+    view = RunView()
+    whole = Panel(view, [fold(view) for fold in by_run])
     panels: dict[int, Panel] = {}
-    chosen = list(rules)
     for event in events:
-        panel = panels.get(event.rank)
-        if panel is None:
-            view = View()
-            panel = panels[event.rank] = Panel(view, [FOLDS[rule.id](view) for rule in chosen])
-        panel.feed(event)
-    return collect(fold for rank in sorted(panels) for fold in panels[rank].folds)
+        if by_run:
+            whole.feed(event)
+        if by_rank and not event.owner:
+            panel = panels.get(event.rank)
+            if panel is None:
+                mine = View()
+                panel = panels[event.rank] = Panel(mine, [fold(mine) for fold in by_rank])
+            panel.feed(event)
+    return collect(fold for panel in (*(panels[rank] for rank in sorted(panels)), whole) for fold in panel.folds)
 
 
 def collect(folds: Iterable[Any]) -> TraceJudged:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from colocert import Claims, Rig
+from colocert_reference.driver import Driver
+from colocert_reference.driver_ports import driver as reference_driver
 from colocert_reference.lifecycle import Lifecycle
 from colocert_reference.ports import DEFAULT, GRADS, PARAMS, Ports, Settings
 
@@ -184,8 +186,13 @@ class Reference:
     version = "0.1.0"
     claims = CLAIMS
 
-    def __init__(self, trainer: Callable[[Rig], Lifecycle] = ReferenceTrainer) -> None:
+    def __init__(
+        self,
+        trainer: Callable[[Rig], Lifecycle] = ReferenceTrainer,
+        driver: Callable[[Rig], Driver] = reference_driver,
+    ) -> None:
         self.trainer = trainer
+        self.driver = driver
 
 
 implementation = Reference()

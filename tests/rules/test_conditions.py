@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from colocert.rules.catalogue import catalogue
 from colocert.rules.conditions import claims_named, holds
 from colocert_reference.colocert_impl import CLAIMS

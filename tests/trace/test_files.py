@@ -19,6 +19,7 @@ HEADER = ev.Header(schema=SCHEMA_VERSION, scenario="s", profile="lifecycle", imp
 SAMPLES: list[Any] = [
     ev.Config({"lora": True}),
     ev.ClaimsStated({"lora": True}),
+    ev.CallIssue("sleep", 1, owner="engine"),
     ev.CallBegin("trainer", "sleep", 1),
     ev.SaverCall("pause", None, 1),
     ev.SaverAlloc("default", "base", 10, True, "base", 1, "#1"),

@@ -21,9 +21,9 @@ from colocert.record import controls
 from colocert.record.drive import ProcessGone, TrainerShapeError
 from colocert.record.explore import Explorer
 from colocert.record.manifest import ExploredFinding, Problem
+from colocert.record.registry import BY_ID, run, smoke
 from colocert.record.resolve import HARNESS, USAGE, ResolveError, resolve
-from colocert.record.scenarios import BY_ID, EXPLORATIONS, Scenario, smoke
-from colocert.record.steps import run_scenario
+from colocert.record.scenarios import EXPLORATIONS, Scenario
 from colocert.rig.contract import Claims, ContractError, check_implementation
 from colocert.rules.catalogue import catalogue
 from colocert.trace import SCHEMA_VERSION, TraceWriter
@@ -88,15 +88,15 @@ class Child:
     def scenario(self, job: Job) -> Answer:
         """Runs one scenario into its trace file."""
         assert self.claims is not None
-        scenario = smoke(self.claims) if job.id == "smoke" else BY_ID[job.id]
-        return self._run(scenario, Path(job.trace))
+        first = smoke(job.id.removeprefix("smoke-"), self.claims) if job.id.startswith("smoke-") else None
+        return self._run(first or BY_ID[job.id], Path(job.trace))
 
     def _run(self, scenario: Scenario, path: Path) -> Answer:
         assert self.claims is not None
         header = Header(schema=SCHEMA_VERSION, scenario=scenario.id, profile=scenario.profile, implementation=self.name)
         writer = TraceWriter(path, header)
         try:
-            run_scenario(self.implementation, self.claims, scenario, writer)
+            run(self.implementation, self.claims, scenario, writer)
         except ProcessGone as error:
             return Answer(ok=False, detail=str(error))
         except TrainerShapeError as error:

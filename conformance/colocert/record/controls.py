@@ -17,8 +17,9 @@ from typing import Any
 
 from colocert.judge import TraceJudged, judge_events
 from colocert.record.manifest import ControlRecord
-from colocert.record.scenarios import BY_ID, SCENARIOS, Scenario
-from colocert.record.steps import run_scenario
+from colocert.record.registry import ALL_SCENARIOS, BY_ID
+from colocert.record.registry import run as run_scenario
+from colocert.record.scenarios import Scenario
 from colocert.rig.contract import Claims
 from colocert.rules.catalogue import Rule, catalogue
 from colocert.trace.events import AnyEvent
@@ -60,7 +61,8 @@ def _mutant(rule: Rule, module: Any) -> ControlRecord:
         return ControlRecord("mutant", rule.id, "", NOT_RUN, f"there is no mutant for {rule.id}")
     name, code = module.__name__.rpartition(".")[2], module.KILLED_BY[1]
     first = [BY_ID[s] for s in rule.scenarios]
-    for scenario in (*first, *(s for s in SCENARIOS if s not in first)):
+    rest = (s for s in ALL_SCENARIOS if s.profile == rule.profile and s not in first)
+    for scenario in (*first, *rest):
         judged = _judged(module.implementation, scenario, [rule])
         if judged is not None and any(f.code == code for f in judged.findings):
             return ControlRecord(name, rule.id, code, RED, f"found out on {scenario.id}")
@@ -71,7 +73,8 @@ def _inert(rules: list[Rule]) -> ControlRecord:
     implementation = importlib.import_module(INERT).implementation
     times = dict.fromkeys((rule.id for rule in rules), 0)
     failed: set[str] = set()
-    for scenario in SCENARIOS:
+    profiles = {rule.profile for rule in rules}
+    for scenario in (s for s in ALL_SCENARIOS if s.profile in profiles):
         judged = _judged(implementation, scenario, rules)
         if judged is not None:
             failed |= {f.rule for f in judged.findings}

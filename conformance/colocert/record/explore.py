@@ -24,7 +24,7 @@ from colocert.record.steps import DEVICE_CAPACITY
 from colocert.rig.contract import Claims
 from colocert.rig.rig import Rig
 from colocert.rules.catalogue import FOLDS, Rule
-from colocert.rules.fold import Fold, Panel
+from colocert.rules.fold import BaseFold, Panel
 from colocert.rules.view import View
 from colocert.trace.events import AnyEvent
 
@@ -238,7 +238,7 @@ class Explorer:
         if not counting:
             return
         for fold in panel.folds:
-            if not fold.exercised and type(fold).end is Fold.end:
+            if not fold.exercised and type(fold).end is BaseFold.end:
                 continue
             counts = self.exercised.setdefault(fold.rule, {})
             for code, times in fold.exercised.items():
@@ -286,9 +286,9 @@ class _BrokenPromise(Exception):
     """Two sequences with the same fingerprint behaved differently."""
 
 
-def _at_end(fold: Fold) -> tuple[Any, ...]:
+def _at_end(fold: BaseFold) -> tuple[Any, ...]:
     """What the fold would find if the trace ended here, without ending it."""
-    if type(fold).end is Fold.end:
+    if type(fold).end is BaseFold.end:
         return ()
     probe = fold.clone(fold.view)
     probe.end()

@@ -40,8 +40,9 @@ from colocert.record.manifest import (
     ScenarioRecord,
     write_record,
 )
+from colocert.record.registry import ALL_SCENARIOS, smoke
 from colocert.record.resolve import HARNESS
-from colocert.record.scenarios import EXPLORATIONS, SCENARIOS, Scenario, smoke
+from colocert.record.scenarios import EXPLORATIONS, Scenario
 from colocert.rig.contract import Claims
 from colocert.rules.catalogue import catalogue
 
@@ -225,19 +226,27 @@ def _load(worker: Worker, folder: Path, options: Options) -> tuple[dict[str, Any
     claims = body["claims"]
     loaded = {"name": body["name"], "version": body["version"], "claims": claims, "claimed": tuple(body["profiles"])}
     loaded["options"] = _depths(options, body["build_cost"])
-    if "lifecycle" not in body["profiles"] or (options.profiles and "lifecycle" not in options.profiles):
-        return loaded, None
-    scenario = smoke(Claims.of({**claims}))
+    for profile in body["profiles"]:
+        if not options.profiles or profile in options.profiles:
+            problem = _smoke(worker, profile, Claims.of({**claims}), folder)
+            if problem is not None:
+                return loaded, problem
+    return loaded, None
+
+
+def _smoke(worker: Worker, profile: str, claims: Claims, folder: Path) -> Problem | None:
+    """One profile's first cycle."""
+    scenario = smoke(profile, claims)
+    if scenario is None:
+        return None
     try:
         answer = worker.ask(_job(scenario.id, "smoke", folder))
     except Lost as lost:
         what = "hung" if lost.status == HANG else "ended the process"
-        return loaded, Problem("smoke", f"one cycle of sleep() and wake_up() {what} ({lost.detail})", HARNESS)
-    if not answer.ok:
-        return loaded, answer.problem or Problem(
-            "smoke", f"one cycle must not end the process: {answer.detail}", HARNESS
-        )
-    return loaded, None
+        return Problem("smoke", f"the first cycle of {profile} {what} ({lost.detail})", HARNESS)
+    if answer.ok:
+        return None
+    return answer.problem or Problem("smoke", f"the first cycle must not end the process: {answer.detail}", HARNESS)
 
 
 def _depths(options: Options, build_cost: str) -> Options:
@@ -254,7 +263,7 @@ def _everything(first: Worker, base: Record, folder: Path, say: Callable[[str], 
     claims = Claims.of({**base.claims})
     asked = base.options.profiles
     ran = [p for p in base.claimed if not asked or p in asked]
-    scenarios = [s for s in SCENARIOS if s.profile in ran and s.wanted(claims)]
+    scenarios = [s for s in ALL_SCENARIOS if s.profile in ran and s.wanted(claims)]
     explorations = [s for s in EXPLORATIONS if s.profile in ran and s.wanted(claims) and base.options.depth]
     jobs: list[Callable[[Worker], ScenarioRecord | ExplorationRecord]] = [
         *(partial(_explore, scenario=e, options=base.options, folder=folder, say=say) for e in explorations),

@@ -2,8 +2,9 @@
 
 Knows which situations matter. Does not know how a step is taken (`run_scenario`) or which rule looks at it.
 
-A step is a call (`sleep`), a change of the world (`groups gone`, `fill device`, `relieve device`), or a fault for the
-next call (`fault POINT WHEN [NTH]`). Every scenario ends with `close`.
+`seed` is the order in which remote calls are acknowledged. A step is a call (`sleep`), a change of the world (`groups
+gone`, `fill device`, `relieve device`), or a fault for the next call (`fault POINT WHEN [NTH]`). Every scenario ends
+with `close`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Scenario(msgspec.Struct, frozen=True):
     steps: tuple[str, ...]
     needs: str = ""
     profile: str = "lifecycle"
+    seed: int = 0
 
     def wanted(self, claims: Claims) -> bool:
         """Whether an implementation with these claims is put into this situation."""
@@ -327,8 +329,6 @@ SCENARIOS: tuple[Scenario, ...] = (
     ),
 )
 
-BY_ID: Mapping[str, Scenario] = MappingProxyType({s.id: s for s in SCENARIOS})
-
 EXPLORATIONS: tuple[Scenario, ...] = (
     Scenario("explore-lora", LORA, (), "lora"),
     Scenario("explore-accumulation", {**LORA, "accumulate": 2}, (), "lora; gradients_traced"),
@@ -337,8 +337,3 @@ EXPLORATIONS: tuple[Scenario, ...] = (
     Scenario("explore-rematerialize", REMATERIALIZE, (), "rematerialize"),
 )
 """Configurations over which exploration takes every sequence of calls."""
-
-
-def smoke(claims: Claims) -> Scenario:
-    """The stage before any judging: build, one cycle, close."""
-    return Scenario("smoke", LORA if claims.lora else FULL, CYCLE)

@@ -19,7 +19,7 @@ DEVICE_CAPACITY = 1 << 30
 
 
 def run_scenario(implementation: Any, claims: Claims, scenario: Scenario, sink: Callable[[AnyEvent], None]) -> Session:
-    """Builds a trainer, takes every step and closes it; events go to `sink` as they happen.
+    """Builds what the scenario's profile needs, takes every step and closes it; events go to `sink` as they happen.
 
     Raises what the factory raises, `TrainerShapeError`, or `ProcessGone` where the implementation exits.
     """

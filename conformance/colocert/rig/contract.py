@@ -186,7 +186,10 @@ class Config:
     """What a scenario is. An implementation reads it in its factory and builds itself accordingly.
 
     `accumulate` is the number of `train()` calls that make one optimizer step: gradients are live in between.
-    `groups` says whether process groups exist when the factory runs. Sizes in `regions` are bytes.
+    `evaluate`: an evaluation and a checkpoint come between iterations; `resample`: an iteration has a second rollout
+    without a sync in between. `ranks` trainers share the device with `engines` engines; `engine_mirror`: the engine
+    keeps its weights on the host while they are released. `groups` says whether process groups exist when the factory
+    runs. Sizes in `regions` are bytes.
     """
 
     lora: bool
@@ -196,10 +199,16 @@ class Config:
     strategy: str = "megatron"
     merge_lora: bool = False
     offload_train: bool = True
+    offload_rollout: bool = True
+    use_critic: bool = False
+    evaluate: bool = False
+    resample: bool = False
     rematerialize: bool = False
     role: str = "actor"
     regions: Mapping[str, tuple[Region, ...]] = field(default_factory=lambda: LORA_REGIONS)
     ranks: int = 1
+    engines: int = 1
+    engine_mirror: bool = True
     engine_server: str = "strict"
     engine_releases: frozenset[str] = frozenset({"weights", "kv_cache", "cuda_graph"})
     groups: str = "present"

@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from colocert.rules import lifecycle, recovery
+from colocert.rules import handoff, handoff_state, lifecycle, recovery
 from colocert.rules.conditions import claims_named, holds
-from colocert.rules.fold import Fold
+from colocert.rules.fold import BaseFold
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -111,16 +111,16 @@ def catalogue_digest() -> str:
     return digest.hexdigest()
 
 
-def _folds(*modules: Any) -> dict[str, type[Fold]]:
-    found: dict[str, type[Fold]] = {}
+def _folds(*modules: Any) -> dict[str, type[BaseFold]]:
+    found: dict[str, type[BaseFold]] = {}
     for module in modules:
         for value in vars(module).values():
-            if isinstance(value, type) and issubclass(value, Fold) and value.__module__ == module.__name__:
+            if isinstance(value, type) and issubclass(value, BaseFold) and value.__module__ == module.__name__:
                 found[value.rule] = value
     return found
 
 
-FOLDS: Mapping[str, type[Fold]] = _folds(lifecycle, recovery)
+FOLDS: Mapping[str, type[BaseFold]] = _folds(lifecycle, recovery, handoff, handoff_state)
 """The fold of each rule."""
 
 

@@ -6,14 +6,16 @@ of sequences). Does not know any rule, scenario or double.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
+from colocert.rules.run import RunView
 from colocert.rules.view import View
 from colocert.trace.events import AnyEvent, Event
 
-Self = TypeVar("Self", bound="Fold")
+Self = TypeVar("Self", bound="BaseFold")
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,8 +29,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     observed: str
 
 
-class Fold:
-    """One rule over one trace.
+class BaseFold:
+    """One rule over one trace: of one rank (`Fold`) or of a whole run (`RunFold`).
 
     Timeline: built with the trace's view; `on(event)` for each event, after the view has moved past it; `end()` once.
     A subclass reports with `found` and counts with `met`, and names the events it `sees`. Its state is plain
@@ -40,8 +42,9 @@ class Fold:
     sees: ClassVar[tuple[type[Event], ...]]
     within_call: ClassVar[frozenset[str]] = frozenset()
     _apart = frozenset({"view", "findings", "exercised"})
+    view: Any
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: Any) -> None:
         self.view = view
         self.findings: list[Finding] = []
         self.exercised: dict[str, int] = {}
@@ -64,7 +67,7 @@ class Fold:
             Finding(rule=self.rule, code=code, rank=event.rank, seq=event.seq, expected=expected, observed=observed)
         )
 
-    def clone(self: Self, view: View) -> Self:
+    def clone(self: Self, view: Any) -> Self:
         """A copy with the same state over a copy of the view; findings and counts start anew."""
         new = object.__new__(type(self))
         state = new.__dict__
@@ -79,14 +82,32 @@ class Fold:
         return tuple(_frozen(v) for k, v in sorted(self.__dict__.items()) if k not in apart)
 
 
+class Fold(BaseFold):
+    """One rule over one rank."""
+
+    view: View
+
+    def __init__(self, view: View) -> None:
+        super().__init__(view)
+
+
+class RunFold(BaseFold):
+    """One rule over a whole run: every rank and engine, in the order in which things happened."""
+
+    view: RunView
+
+    def __init__(self, view: RunView) -> None:
+        super().__init__(view)
+
+
 class Panel:
     """Several folds over one view; an event goes to those that see its type."""
 
     __slots__ = ("_by_type", "folds", "view")
 
-    def __init__(self, view: View, folds: list[Fold]) -> None:
-        self.view, self.folds = view, folds
-        self._by_type: dict[type[Event], list[Fold]] = {}
+    def __init__(self, view: View | RunView, folds: Sequence[BaseFold]) -> None:
+        self.view, self.folds = view, list(folds)
+        self._by_type: dict[type[Event], list[BaseFold]] = {}
         for fold in folds:
             for kind in fold.sees:
                 self._by_type.setdefault(kind, []).append(fold)
@@ -98,12 +119,14 @@ class Panel:
             fold.on(event)
 
     def clone(self) -> Panel:
-        """A copy between two calls."""
+        """A copy between two calls, of one rank's panel."""
+        assert isinstance(self.view, View)
         view = self.view.clone()
         return Panel(view, [fold.clone(view) for fold in self.folds])
 
     def key(self) -> tuple[Any, ...]:
         """The state of the view and of every fold."""
+        assert isinstance(self.view, View)
         return (self.view.key(), *(fold.key() for fold in self.folds))
 
 

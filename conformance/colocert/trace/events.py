@@ -2,9 +2,10 @@
 
 Knows the names and fields of events and the version of the schema. Does not know the rules, the doubles or files.
 
-An event carries `rank` and `seq` (its place in that rank's stream) and whether it is a *statement*: something an
-adapter said (`rig.record`, `believed()`), on which no rule passes, rather than something a double saw happen.
-Sizes are bytes. `content` is an opaque token for what a region holds: equal tokens, equal bits.
+An event carries `owner` and `rank` (which trainer or engine), `seq` (its place in that rank's stream) and whether it
+is a *statement*: something an adapter said (`rig.record`, `believed()`), on which no rule passes, rather than
+something a double saw happen. Sizes are bytes. `content` is an opaque token for what a region holds: equal tokens,
+equal bits.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ POISON = "poison"
 
 
 class Event(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, tag_field="ev"):
-    """What every event carries."""
+    """What every event carries. `owner` is whose memory or call it is: a trainer's (empty) or "engine"."""
 
     rank: int = 0
+    owner: str = ""
     seq: int = 0
     statement: bool = False
 
@@ -46,6 +48,13 @@ class ClaimsStated(Event, tag="claims"):
     """What the implementation claims to support."""
 
     facts: dict[str, Any]
+
+
+class CallIssue(Event, tag="call.issue"):
+    """A driver issued a call to a rank or an engine; its `ack` comes when it is done."""
+
+    method: str
+    call: int
 
 
 class CallBegin(Event, tag="call.begin"):
@@ -209,15 +218,17 @@ class Send(Event, tag="send"):
 
 
 class EngineRelease(Event, tag="engine.release"):
-    """The engine gave the memory of these tags back."""
+    """The engine gave the memory of these tags back; `redundant` are those that were released already."""
 
     tags: list[str]
+    redundant: list[str] = []
 
 
 class EngineResume(Event, tag="engine.resume"):
-    """The engine took the memory of these tags again."""
+    """The engine took the memory of these tags again; `redundant` are those that were not released."""
 
     tags: list[str]
+    redundant: list[str] = []
 
 
 class EngineAdmit(Event, tag="engine.admit"):
@@ -241,10 +252,12 @@ class EngineServe(Event, tag="engine.serve"):
 
 
 class RequestBegin(Event, tag="request.begin"):
-    """A request entered the engine."""
+    """A request entered the engine. `ready` is False if some of its memory was released; `valid` if its base was."""
 
     adapter: str
     version: int = 0
+    ready: bool = True
+    valid: bool = True
 
 
 class RequestEnd(Event, tag="request.end"):
@@ -255,7 +268,7 @@ class RequestEnd(Event, tag="request.end"):
 
 
 class Ack(Event, tag="ack"):
-    """A rank acknowledged a call."""
+    """A rank or an engine acknowledged a call that a driver issued."""
 
     call: int
 
@@ -291,6 +304,7 @@ AnyEvent = (
     Header
     | Config
     | ClaimsStated
+    | CallIssue
     | CallBegin
     | CallEnd
     | CallRaise

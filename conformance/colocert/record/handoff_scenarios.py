@@ -1,0 +1,70 @@
+"""The scenarios of the hand-off profile, as data: modes, engines, acknowledgement orders, refusals, errors.
+
+Knows which situations matter to a driver. Does not know how a step is taken (`handoff`) or which rule looks at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from colocert.record.scenarios import Scenario
+
+TRAINER_POINTS = ("init", "clear_memory", "sleep", "update_weights", "wake_up", "train")
+ENGINE_POINTS = (
+    "engine.release.kv_cache",
+    "engine.release.weights",
+    "engine.resume.weights",
+    "engine.resume.kv_cache",
+    "engine.update",
+    "engine.drain",
+    "engine.admit",
+    "engine.generate",
+)
+ACK_SEEDS = 5
+
+
+def _mode(peak: str, lora: bool) -> Iterator[Scenario]:
+    kind = "lora" if lora else "full"
+    prefix = f"{peak}-{kind}"
+    needs = f"peak_device∋{peak}" + ("; lora" if lora else "")
+    base: Mapping[str, Any] = {"lora": lora, "peak_device": peak, "ranks": 2}
+
+    def scenario(name: str, *steps: str, seed: int = 0, **more: Any) -> Scenario:
+        return Scenario(f"{prefix}-{name}", {**base, **more}, steps, needs, "handoff", seed)
+
+    yield scenario("one", "run 1", "close", ranks=1)
+    yield scenario("three", "run 3", "close")
+    yield scenario("again", "run 1", "run 2", "close")
+    yield scenario("evaluate", "run 2", "close", evaluate=True)
+    yield scenario("resample", "run 2", "close", resample=True)
+    yield scenario("weights-only", "run 2", "close", engine_releases=frozenset({"weights"}))
+    yield scenario("kv-only", "run 2", "close", engine_releases=frozenset({"kv_cache"}))
+    yield scenario("engine-stays", "run 2", "close", engine_releases=frozenset())
+    yield scenario("lenient", "run 2", "close", engine_server="lenient")
+    yield scenario("no-mirror", "run 2", "close", engine_mirror=False)
+    for seed in range(ACK_SEEDS):
+        yield scenario(f"acks-{seed}", "run 2", "close", seed=seed, ranks=3, engines=2)
+    if peak == "gpu":
+        yield scenario("no-train-offload", "run 1", offload_train=False)
+        yield scenario("no-rollout-offload", "run 1", offload_rollout=False)
+        yield scenario("critic", "run 1", use_critic=True)
+    yield from _faults(scenario, lora)
+
+
+def _faults(scenario: Any, lora: bool) -> Iterator[Scenario]:
+    """An error before and after each step, then the next run; and then a shutdown instead."""
+    early = ("offload_grad_buffer",) if lora else ()
+    points = [*(f"trainer.{p}" for p in (*TRAINER_POINTS, *early)), *ENGINE_POINTS, "saver.pause", "saver.resume"]
+    for point in points:
+        ways = ("refused",) if point.startswith("saver.") else ("before", "after")
+        runs = [step for when in ways for step in (f"fault {point} {when}", "run 1", "run 1")]
+        yield scenario(
+            "fault-" + point.replace(".", "-").replace("_", "-"), *runs, f"fault {point} {ways[0]} 2", "run 1", "close"
+        )
+    yield scenario("dead-rank", "run 1", "fill device", "run 1", "relieve device", "close", ranks=1)
+
+
+HANDOFF_SCENARIOS: tuple[Scenario, ...] = tuple(
+    scenario for peak in ("gpu", "cpu") for lora in (True, False) for scenario in _mode(peak, lora)
+)

@@ -1,0 +1,349 @@
+"""HO-01 … HO-08: the order of a hand-off, and what may be on the device and on the host together.
+
+Knows the sentences of these rules as folds over a whole run. Does not know which driver or scenario produced a trace.
+The other half of the profile is in `handoff_state`.
+"""
+
+from __future__ import annotations
+
+from colocert.rules.fold import RunFold
+from colocert.rules.run import CACHES, DEFAULT, ENGINE, GRADS, KV, WEIGHTS, Held, RunView
+from colocert.trace.events import (
+    Ack,
+    AnyEvent,
+    CallBegin,
+    CallEnd,
+    CallIssue,
+    CallRaise,
+    Data,
+    EngineRelease,
+    EngineResume,
+    RequestBegin,
+    SaverAlloc,
+    SaverPause,
+    SaverResume,
+    Send,
+)
+
+
+def caches(tags: list[str]) -> list[str]:
+    """The KV cache and graph tags among these."""
+    return [tag for tag in tags if tag in CACHES]
+
+
+class GpuPeakToRollout(RunFold):
+    """HO-01: gpu-peak, train→rollout: gradients, engine weights, trainer, sync, KV and graphs, in that order.
+
+    "Of the steps that occur": an engine whose weights never go is not waited for. Judged while no fault was injected:
+    what a driver does to recover is HO-10's.
+    """
+
+    rule = "HO-01"
+    sees = (EngineResume, SaverPause, Send)
+
+    def on(self, event: AnyEvent) -> None:
+        view = self.view
+        if not view.gpu_peak or view.faults or not view.started():
+            return
+        if isinstance(event, EngineResume) and event.tags:
+            self._resumed(event)
+        elif isinstance(event, SaverPause) and not event.owner and event.tag == DEFAULT and view.releases(WEIGHTS):
+            self.met("trainer-before-weights")
+            if view.engine_lacks(WEIGHTS):
+                self.found(event, "trainer-before-weights", "engine weights are resumed first", "they are released")
+        elif isinstance(event, Send) and view.releases(WEIGHTS):
+            self.met("sync-before-weights")
+            if view.engine_lacks(WEIGHTS):
+                self.found(event, "sync-before-weights", "engine weights are resumed first", "they are released")
+
+    def _resumed(self, event: EngineResume) -> None:
+        view = self.view
+        if WEIGHTS in event.tags and view.lora and "grads" not in view.claims.get("resident_while_released", ()):
+            self.met("weights-before-grads")
+            if view.trainer_holds(GRADS):
+                self.found(
+                    event, "weights-before-grads", f"{GRADS} is released before engine weights resume", "it is resident"
+                )
+        if caches(event.tags):
+            self.met("caches-before-sync")
+            self.met("caches-before-trainer")
+            if view.trained:
+                self.found(event, "caches-before-sync", "the sync comes before KV and graphs", "nothing was sent yet")
+            if held := view.trainer_holds():
+                self.found(
+                    event,
+                    "caches-before-trainer",
+                    "the trainer is released before KV and graphs resume",
+                    f"{view.tags_of(held)} is resident",
+                )
+
+
+class GpuPeakToTrain(RunFold):
+    """HO-02: gpu-peak, rollout→train: KV and graphs, trainer, engine weights, computation, in that order."""
+
+    rule = "HO-02"
+    sees = (SaverResume, EngineRelease, Data)
+
+    def on(self, event: AnyEvent) -> None:
+        view = self.view
+        if not view.gpu_peak or view.faults or not view.started():
+            return
+        if isinstance(event, SaverResume) and not event.owner and event.tag == DEFAULT:
+            self._trainer(event)
+        elif isinstance(event, EngineRelease) and WEIGHTS in event.tags and view.lacks_trainer_default():
+            self.found(event, "weights-before-trainer", "the trainer is resumed first", "it is released")
+        elif isinstance(event, EngineRelease) and WEIGHTS in event.tags:
+            self.met("weights-before-trainer")
+        elif isinstance(event, Data) and view.calls.get(event.rank) == "train" and view.releases(WEIGHTS):
+            self.met("computed-before-weights")
+            if view.engine_holds(WEIGHTS):
+                self.found(event, "computed-before-weights", "engine weights are released first", "they are resident")
+
+    def _trainer(self, event: SaverResume) -> None:
+        able = [tag for tag in CACHES if self.view.releases(tag)]
+        if able:
+            self.met("trainer-before-caches")
+            if held := self.view.engine_holds(*able):
+                what = ", ".join(sorted(held))
+                self.found(event, "trainer-before-caches", "KV and graphs are released first", f"{what} is resident")
+
+
+class CopiesNeverCoexist(RunFold):
+    """HO-03: gpu-peak: trainer backup and engine mirror never coexist on the host."""
+
+    rule = "HO-03"
+    sees = (SaverPause, SaverResume)
+
+    def on(self, event: AnyEvent) -> None:
+        view = self.view
+        if not view.gpu_peak or not isinstance(event, SaverPause) or not event.backup or view.faults:
+            return
+        self.met("copies-coexist")
+        trainer, engine = view.host_bytes(""), view.host_bytes(ENGINE)
+        if trainer and engine and not view.claims.get("retained_backup"):
+            self.found(
+                event,
+                "copies-coexist",
+                "host bytes hold the trainer's backup or the engine's mirror, never both",
+                f"{trainer} bytes of backup and {engine} bytes of mirror",
+            )
+
+
+class CpuPeakApart(RunFold):
+    """HO-04: cpu-peak: trainer memory and engine weights are never on the device together, but for the sync window.
+
+    The window runs from the engine's weight resume to the end of the sync; in it the trainer holds what the sync reads.
+    """
+
+    rule = "HO-04"
+    sees = (EngineResume, EngineRelease, SaverResume, SaverPause, Data, Send, CallEnd, RequestBegin)
+
+    def __init__(self, view: RunView) -> None:
+        super().__init__(view)
+        self.window = False
+        self.reads: set[Held] = set()
+        self.held: set[Held] = set()
+
+    def on(self, event: AnyEvent) -> None:
+        view = self.view
+        if view.gpu_peak or not view.releases(WEIGHTS) or view.faults or not view.started():
+            return
+        if isinstance(event, EngineResume) and WEIGHTS in event.tags:
+            self.window, self.reads, self.held = True, set(), set(view.trainer_holds())
+        elif isinstance(event, Data) and self.window and view.calls.get(event.rank) == "update_weights":
+            self.reads.add((event.owner, event.rank, event.alloc))
+        elif self.window and self._closes(event):
+            self.window = False
+            self._judge_window(event)
+        if self.window:
+            self.held |= set(view.trainer_holds())
+        elif isinstance(event, (SaverResume, EngineResume, SaverPause, EngineRelease, RequestBegin, CallEnd)):
+            self._judge_apart(event)
+
+    def _closes(self, event: AnyEvent) -> bool:
+        if isinstance(event, CallEnd):
+            return event.method == "update_weights" and not self.view.trained
+        return isinstance(event, RequestBegin) or (isinstance(event, EngineResume) and bool(caches(event.tags)))
+
+    def _judge_window(self, event: AnyEvent) -> None:
+        self.met("more-than-the-sync-reads")
+        if extra := self.held - self.reads:
+            self.found(
+                event,
+                "more-than-the-sync-reads",
+                "in the sync window the trainer holds only what the sync reads",
+                f"{self.view.tags_of(extra)} was resident",
+            )
+
+    def _judge_apart(self, event: AnyEvent) -> None:
+        self.met("resident-together")
+        held = self.view.trainer_holds()
+        if held and self.view.engine_holds(WEIGHTS):
+            self.found(
+                event,
+                "resident-together",
+                "trainer memory and engine weights are never on the device together",
+                f"{self.view.tags_of(held)} beside engine weights",
+            )
+
+
+class StartUp(RunFold):
+    """HO-05: the side that starts second finds the other in the state that the mode prescribes."""
+
+    rule = "HO-05"
+    sees = (SaverAlloc, EngineRelease)
+
+    def __init__(self, view: RunView) -> None:
+        super().__init__(view)
+        self.seen: set[int] = set()
+
+    def on(self, event: AnyEvent) -> None:
+        view = self.view
+        if event.owner or not view.releases(WEIGHTS) or view.faults:
+            if isinstance(event, EngineRelease) and self._during_init() and WEIGHTS in event.tags and view.gpu_peak:
+                self.found(
+                    event, "weights-out-at-start", "engine weights stay through initialisation", "they were released"
+                )
+            return
+        if event.rank in self.seen or view.calls.get(event.rank) != "init":
+            return
+        self.seen.add(event.rank)
+        code = "weights-out-at-start" if view.gpu_peak else "weights-in-at-start"
+        self.met(code)
+        if view.gpu_peak and view.engine_lacks(WEIGHTS):
+            self.found(event, code, "engine weights are resident while the trainer starts", "they are released")
+        elif not view.gpu_peak and view.engine_holds(WEIGHTS):
+            self.found(event, code, "engine weights are released while the trainer starts", "they are resident")
+
+    def _during_init(self) -> bool:
+        return "init" in self.view.calls.values() and not self.view.faults
+
+
+class CachesLast(RunFold):
+    """HO-06: KV and graphs are resumed after the sync has finished and the trainer is released."""
+
+    rule = "HO-06"
+    sees = (EngineResume,)
+
+    def on(self, event: AnyEvent) -> None:
+        view = self.view
+        if not isinstance(event, EngineResume) or not caches(event.tags) or view.faults or not view.started():
+            return
+        self.met("before-sync")
+        self.met("before-release")
+        syncing = "update_weights" in view.calls.values() or "update_weights" in view.outstanding.values()
+        if view.trained or syncing:
+            self.found(
+                event, "before-sync", f"{KV} resumes after the sync has finished", "weights were trained and not sent"
+            )
+        if held := view.trainer_holds():
+            self.found(
+                event,
+                "before-release",
+                f"{KV} resumes after the trainer is released",
+                f"{view.tags_of(held)} is resident",
+            )
+
+
+PHASES = {
+    "sleep": "trainer release",
+    "offload_grad_buffer": "gradient release",
+    "wake_up": "trainer resume",
+    "train": "training",
+    "update_weights": "sync",
+    "init": "trainer start",
+    "release": "engine release",
+    "resume": "engine resume",
+    "generate": "rollout",
+}
+"""Calls that are a phase; clearing caches, draining, admitting and flushing move nothing between the sides."""
+
+
+class PhasesWait(RunFold):
+    """HO-07: a phase starts only after every rank and engine acknowledged the one before."""
+
+    rule = "HO-07"
+    sees = (CallIssue, CallBegin, EngineRelease, EngineResume, RequestBegin)
+
+    def __init__(self, view: RunView) -> None:
+        super().__init__(view)
+        self.phase = ""
+
+    def on(self, event: AnyEvent) -> None:
+        method = self._method(event)
+        phase = PHASES.get(method, "")
+        if not phase:
+            return
+        if phase != self.phase:
+            self.met("started-early")
+            self.phase = phase
+        late = {PHASES.get(m, phase) for m in self.view.outstanding.values()} - {phase}
+        if late:
+            self.found(
+                event,
+                "started-early",
+                f"the {phase} starts after the {', '.join(sorted(late))} was acknowledged by all",
+                "some have not acknowledged it",
+            )
+
+    @staticmethod
+    def _method(event: AnyEvent) -> str:
+        if isinstance(event, CallIssue):
+            return event.method
+        if isinstance(event, CallBegin):
+            return event.method if event.actor == "trainer" else ""
+        if isinstance(event, EngineRelease):
+            return "release"
+        return "resume" if isinstance(event, EngineResume) else "generate"
+
+
+class RefusedConfigurations(RunFold):
+    """HO-08: gpu-peak without the offloads it needs, or with an unsupported critic, raises before any effect."""
+
+    rule = "HO-08"
+    sees = (SaverAlloc, SaverPause, SaverResume, EngineRelease, EngineResume, RequestBegin, CallEnd, CallRaise, Ack)
+
+    def __init__(self, view: RunView) -> None:
+        super().__init__(view)
+        self.effect = ""
+
+    def on(self, event: AnyEvent) -> None:
+        if isinstance(event, (CallEnd, CallRaise)):
+            if event.actor == "driver" and event.method in ("build", "run"):
+                self._closed(event)
+        elif self.view.driver and not self.effect:
+            self.effect = type(event).__name__
+
+    def impossible(self) -> str:
+        """Why the scenario's configuration cannot be run in gpu-peak mode, or nothing."""
+        config, claims = self.view.config, self.view.claims
+        if not self.view.gpu_peak:
+            return ""
+        if not config.get("offload_train", True):
+            return "without train offload"
+        if not config.get("offload_rollout", True):
+            return "without rollout offload"
+        if config.get("use_critic") and not claims.get("gpu_peak_with_critic"):
+            return "with a critic"
+        return ""
+
+    def _closed(self, event: CallEnd | CallRaise) -> None:
+        why = self.impossible()
+        if not why:
+            if self.view.gpu_peak and self.view.lora and not self.view.faults and event.method == "run":
+                self.met("lora-refused")
+                if isinstance(event, CallRaise) and not self.effect:
+                    self.found(
+                        event, "lora-refused", "LoRA in gpu-peak mode is not refused", f"it raised {event.error}"
+                    )
+            return
+        if event.method == "build" and isinstance(event, CallEnd):
+            return
+        self.met("not-refused")
+        self.met("effect-before-refusal")
+        if isinstance(event, CallEnd):
+            self.found(event, "not-refused", f"gpu-peak {why} is refused", "it ran")
+        elif self.effect:
+            self.found(
+                event, "effect-before-refusal", "the refusal comes before any effect", f"{self.effect} came first"
+            )

@@ -1,0 +1,183 @@
+"""HO-09 … HO-15: what a rollout sees, what is left at the end and after an error, and what the engine is asked.
+
+Knows the sentences of these rules as folds over a whole run. Does not know which driver or scenario produced a trace.
+"""
+
+from __future__ import annotations
+
+from colocert.rules.fold import RunFold
+from colocert.rules.run import RunView
+from colocert.trace.events import (
+    AnyEvent,
+    CallBegin,
+    CallEnd,
+    CallRaise,
+    EngineRelease,
+    EngineResume,
+    Fault,
+    RequestBegin,
+    SaverFatal,
+)
+
+UNSENT = "weights were trained and not sent"
+
+
+class SeesTheLastSync(RunFold):
+    """HO-09: rollouts see the last synced version; at the end no sync is owed and no owner is half released."""
+
+    rule = "HO-09"
+    sees = (RequestBegin, CallEnd)
+
+    def on(self, event: AnyEvent) -> None:
+        view = self.view
+        if view.faults:
+            return
+        if isinstance(event, RequestBegin) and view.started():
+            self.met("stale-version")
+            if not event.valid:
+                self.found(
+                    event, "stale-version", "a rollout sees the last synced version", "the engine's base is invalid"
+                )
+            elif view.trained:
+                self.found(
+                    event,
+                    "stale-version",
+                    "a rollout sees the last synced version",
+                    UNSENT,
+                )
+        elif isinstance(event, CallEnd) and event.actor == "driver" and event.method == "run":
+            self.met("sync-owed")
+            self.met("half-released")
+            if view.trained:
+                self.found(event, "sync-owed", "no sync is owed after the last iteration", UNSENT)
+            if half := view.half_released():
+                self.found(
+                    event, "half-released", "no owner is half released after the last iteration", "; ".join(half)
+                )
+
+
+class RecoversFromErrors(RunFold):
+    """HO-10: after an error a fresh run or `close()` ends with nothing half released; a death is reported."""
+
+    rule = "HO-10"
+    sees = (Fault, SaverFatal, CallBegin, CallEnd, CallRaise)
+
+    def __init__(self, view: RunView) -> None:
+        super().__init__(view)
+        self.failed = False
+        self.died = False
+
+    def on(self, event: AnyEvent) -> None:
+        if isinstance(event, Fault):
+            self.failed = True
+        elif isinstance(event, SaverFatal):
+            if not event.owner:
+                self.died = True
+        elif isinstance(event, (CallEnd, CallRaise)) and event.actor == "driver":
+            self._closed(event)
+
+    def _closed(self, event: CallEnd | CallRaise) -> None:
+        view = self.view
+        if self.died:
+            self.died = False
+            self.met("death-swallowed")
+            if isinstance(event, CallEnd) and event.method == "run":
+                self.found(event, "death-swallowed", "a rank that ended is reported", "run() returned")
+            return
+        if not self.failed or view.faulted_run or event.method not in ("run", "close") or view.dead:
+            return
+        self.met("not-recovered")
+        self.met("left-half-released")
+        if isinstance(event, CallRaise):
+            self.found(event, "not-recovered", f"{event.method}() after an error succeeds", f"it raised {event.error}")
+        elif half := view.half_released():
+            self.found(event, "left-half-released", "nothing is half released", "; ".join(half))
+        elif view.in_flight:
+            self.found(event, "left-half-released", "no request is left in flight", f"{view.in_flight} are")
+        self.failed = event.method != "run"
+
+
+class RolloutHasTheDevice(RunFold):
+    """HO-11: during generation the trainer holds its declared resident set and nothing else on the device."""
+
+    rule = "HO-11"
+    sees = (RequestBegin,)
+
+    def on(self, event: AnyEvent) -> None:
+        view = self.view
+        if view.faults or not view.started() or not view.config.get("offload_train", True):
+            return
+        self.met("trainer-resident")
+        if held := view.trainer_holds():
+            self.found(
+                event,
+                "trainer-resident",
+                "the trainer holds its declared resident set during generation",
+                f"{view.tags_of(held)} is resident",
+            )
+
+
+class NoRequestIsCut(RunFold):
+    """HO-12: no request is in flight when engine memory is released; none is admitted before the last resume."""
+
+    rule = "HO-12"
+    sees = (EngineRelease, RequestBegin)
+
+    def on(self, event: AnyEvent) -> None:
+        view = self.view
+        if isinstance(event, EngineRelease):
+            self.met("released-in-flight")
+            if view.in_flight:
+                self.found(event, "released-in-flight", "no request is in flight", f"{view.in_flight} are in flight")
+        elif isinstance(event, RequestBegin):
+            self.met("admitted-early")
+            if not event.ready:
+                self.found(
+                    event, "admitted-early", "no request is admitted before the last resume", "memory is released"
+                )
+
+
+class TransportIsCollected(RunFold):
+    """HO-13: trainer device bytes are no higher than before the sync by its next `wake_up()`."""
+
+    rule = "HO-13"
+    sees = (CallBegin,)
+
+    def __init__(self, view: RunView) -> None:
+        super().__init__(view)
+        self.before: dict[int, int] = {}
+
+    def on(self, event: AnyEvent) -> None:
+        if not isinstance(event, CallBegin) or event.actor != "trainer" or self.view.faults:
+            return
+        if event.method == "update_weights":
+            self.before[event.rank] = self.view.device_bytes("", event.rank)
+        elif event.method in ("wake_up", "train") and event.rank in self.before:
+            self.met("transport-kept")
+            before, now = self.before.pop(event.rank), self.view.device_bytes("", event.rank)
+            if now > before:
+                self.found(
+                    event,
+                    "transport-kept",
+                    f"{before} bytes of the trainer on the device, as before the sync",
+                    f"{now} bytes",
+                )
+
+
+class NoRedundantResume(RunFold):
+    """HO-15: the driver never resumes an engine tag that is not released.
+
+    Judged under the strict server; under the lenient one it is counted.
+    """
+
+    rule = "HO-15"
+    sees = (EngineResume,)
+
+    def on(self, event: AnyEvent) -> None:
+        if not isinstance(event, EngineResume) or self.view.faults:
+            return
+        if event.tags:
+            self.met("redundant-resume")
+        if event.redundant and self.view.config.get("engine_server") == "strict":
+            what = ", ".join(event.redundant)
+            self.found(event, "redundant-resume", "only released tags are resumed", f"{what} is not released")

@@ -1,0 +1,242 @@
+"""What every hand-off rule looks at: all ranks and engines of a run after each event.
+
+Knows who holds what on the device and on the host, which calls are under way, and what was trained and sent. Does not
+know any rule's sentence.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from colocert.rules.view import RESIDENT_KINDS
+from colocert.trace.events import (
+    Ack,
+    AnyEvent,
+    CallBegin,
+    CallEnd,
+    CallIssue,
+    CallRaise,
+    ClaimsStated,
+    Config,
+    EngineServe,
+    Fault,
+    RequestBegin,
+    RequestEnd,
+    SaverAlloc,
+    SaverFatal,
+    SaverFree,
+    SaverPause,
+    SaverResume,
+    SaverTouch,
+    Send,
+)
+from colocert.trace.ledger import Allocation
+
+ENGINE = "engine"
+WEIGHTS, KV, GRAPH = "weights", "kv_cache", "cuda_graph"
+CACHES = (KV, GRAPH)
+GRADS, PARAMS, DEFAULT = "grad_buffer", "param_buffer", "default"
+
+Held = tuple[str, int, str]
+"""An allocation's place: owner, rank, name."""
+
+
+class RunView:
+    """The state of a whole run.
+
+    `allocations` and `out` (released) are by owner, rank and name. `trained`: a step has returned whose weights were
+    not sent yet. `calls`: the trainer call that each rank is in. `outstanding`: calls issued and not acknowledged.
+    """
+
+    def __init__(self) -> None:
+        self.config: dict[str, Any] = {}
+        self.claims: dict[str, Any] = {}
+        self.allocations: dict[Held, Allocation] = {}
+        self.out: set[Held] = set()
+        self.calls: dict[int, str] = {}
+        self.driver = ""
+        self.outstanding: dict[tuple[str, int, int], str] = {}
+        self.trained = False
+        self.synced = False
+        self.faults = 0
+        self.faulted_run = False
+        self.dead: set[int] = set()
+        self.in_flight = 0
+        self.served: dict[int, int] = {}
+
+    # ---- what rules ask
+
+    @property
+    def gpu_peak(self) -> bool:
+        return self.config.get("peak_device") == "gpu"
+
+    @property
+    def lora(self) -> bool:
+        return bool(self.config.get("lora"))
+
+    def releases(self, tag: str) -> bool:
+        """Whether the engine of this scenario releases the tag at all."""
+        return tag in self.config.get("engine_releases", ())
+
+    def engine_holds(self, *tags: str) -> set[str]:
+        """Which of these tags some engine has resident."""
+        return {a.tag for h, a in self.allocations.items() if h[0] == ENGINE and a.tag in tags and h not in self.out}
+
+    def engine_lacks(self, *tags: str) -> set[str]:
+        """Which of these tags some engine has released."""
+        return {a.tag for h, a in self.allocations.items() if h[0] == ENGINE and a.tag in tags and h in self.out}
+
+    def trainer_holds(self, tag: str | None = None) -> list[Held]:
+        """Trainer memory on the device beyond the claimed resident set, of one tag or of all."""
+        kept = {RESIDENT_KINDS[c] for c in self.claims.get("resident_while_released", ())}
+        return [
+            h
+            for h, a in self.allocations.items()
+            if h[0] != ENGINE and h not in self.out and a.kind not in kept and (tag is None or a.tag == tag)
+        ]
+
+    def lacks_trainer_default(self) -> bool:
+        """Whether some rank has its `default` region released."""
+        return bool(self.trainer_lacks(DEFAULT))
+
+    def trainer_lacks(self, tag: str) -> list[Held]:
+        """Trainer memory of a tag that is released."""
+        return [h for h in self.out if h[0] != ENGINE and self.allocations[h].tag == tag]
+
+    def started(self) -> bool:
+        """Whether some trainer has made its allocations."""
+        return any(h[0] != ENGINE for h in self.allocations)
+
+    def device_bytes(self, owner: str, rank: int | None = None) -> int:
+        """Bytes that an owner has on the device: of one rank, or of all."""
+        return sum(
+            a.nbytes
+            for h, a in self.allocations.items()
+            if (h[0] == ENGINE) is (owner == ENGINE) and h not in self.out and rank in (None, h[1])
+        )
+
+    def host_bytes(self, owner: str) -> int:
+        """Bytes of host copies that an owner's releases made."""
+        return sum(
+            self.allocations[h].nbytes for h in self.out if (h[0] == ENGINE) is (owner == ENGINE) and self._copied(h)
+        )
+
+    def _copied(self, held: Held) -> bool:
+        return self.allocations[held].backup
+
+    def half_released(self) -> list[str]:
+        """The owners that are neither fully resident nor fully released, as text."""
+        found = []
+        kept = {RESIDENT_KINDS[c] for c in self.claims.get("resident_while_released", ())}
+        mine = [
+            h for h, a in self.allocations.items() if h[0] != ENGINE and h[1] not in self.dead and a.kind not in kept
+        ]
+        if 0 < sum(h in self.out for h in mine) < len(mine):
+            found.append("trainer: " + self.tags_of(h for h in mine if h in self.out) + " released, the rest resident")
+        able = [h for h, a in self.allocations.items() if h[0] == ENGINE and self.releases(a.tag)]
+        if 0 < sum(h in self.out for h in able) < len(able):
+            found.append("engine: " + self.tags_of(h for h in able if h in self.out) + " released, the rest resident")
+        return found
+
+    def tags_of(self, held: Any) -> str:
+        """Places for a message, by tag."""
+        return ", ".join(sorted({self.allocations[h].tag for h in held if h in self.allocations})) or "nothing"
+
+    # ---- the fold
+
+    def apply(self, event: AnyEvent) -> None:
+        """Moves the view past one event."""
+        handler = _HANDLERS.get(type(event))
+        if handler is not None:
+            handler(self, event)
+
+    def _config(self, event: Config) -> None:
+        self.config = event.facts
+
+    def _claims(self, event: ClaimsStated) -> None:
+        self.claims = event.facts
+
+    def _alloc(self, event: SaverAlloc) -> None:
+        self.allocations[event.owner, event.rank, event.alloc] = Allocation(
+            event.alloc, event.tag, event.nbytes, event.backup, event.kind, event.address
+        )
+
+    def _free(self, event: SaverFree) -> None:
+        self.allocations.pop((event.owner, event.rank, event.alloc), None)
+        self.out.discard((event.owner, event.rank, event.alloc))
+
+    def _pause(self, event: SaverPause) -> None:
+        self.out.add((event.owner, event.rank, event.alloc))
+
+    def _resume(self, event: SaverResume) -> None:
+        self.out.discard((event.owner, event.rank, event.alloc))
+
+    def _issue(self, event: CallIssue) -> None:
+        self.outstanding[event.owner, event.rank, event.call] = event.method
+
+    def _ack(self, event: Ack) -> None:
+        self.outstanding.pop((event.owner, event.rank, event.call), None)
+
+    def _begin(self, event: CallBegin) -> None:
+        if event.actor == "driver":
+            self.driver = event.method
+            self.faulted_run = False
+        else:
+            self.calls[event.rank] = event.method
+
+    def _end(self, event: CallEnd) -> None:
+        if event.actor == "driver":
+            self.driver = ""
+            return
+        self.calls.pop(event.rank, None)
+        if event.method == "train":
+            self.trained = True
+
+    def _raise(self, event: CallRaise) -> None:
+        if event.actor == "driver":
+            self.driver = ""
+        else:
+            self.calls.pop(event.rank, None)
+
+    def _send(self, event: Send) -> None:
+        self.trained = False
+        self.synced = True
+
+    def _serve(self, event: EngineServe) -> None:
+        self.served[event.rank] = event.version
+
+    def _request(self, event: RequestBegin) -> None:
+        self.in_flight += event.ready
+
+    def _answered(self, event: RequestEnd) -> None:
+        self.in_flight -= 1
+
+    def _fault(self, event: Fault) -> None:
+        self.faults += 1
+        self.faulted_run = True
+
+    def _died(self, event: SaverFatal | SaverTouch) -> None:
+        if not event.owner:
+            self.dead.add(event.rank)
+
+
+_HANDLERS: dict[type, Any] = {
+    Config: RunView._config,
+    ClaimsStated: RunView._claims,
+    SaverAlloc: RunView._alloc,
+    SaverFree: RunView._free,
+    SaverPause: RunView._pause,
+    SaverResume: RunView._resume,
+    SaverFatal: RunView._died,
+    SaverTouch: RunView._died,
+    CallIssue: RunView._issue,
+    Ack: RunView._ack,
+    CallBegin: RunView._begin,
+    CallEnd: RunView._end,
+    CallRaise: RunView._raise,
+    Send: RunView._send,
+    EngineServe: RunView._serve,
+    RequestBegin: RunView._request,
+    RequestEnd: RunView._answered,
+    Fault: RunView._fault,
+}
