@@ -22,7 +22,6 @@ from colocert.adapters.miles import MILES, STAND_INS, Args, MilesTrainer
 from colocert.rig import Config, Rig, SaverFatal
 from colocert.rig.engine import EngineDouble
 from colocert.rig.rank import RankRig
-
 from colocert.rig.stubs import preset
 from colocert.rig.trainers import RankDied, TrainerHandle
 
@@ -30,13 +29,24 @@ LOOP = "train"
 """The module of the driver loop, beside the package in a checkout."""
 
 DRIVER_STAND_INS = (
-    *("aiohttp", "fastapi", "pybase64", "pylatexenc", "setproctitle", "sglang_router", "starlette", "uvicorn"),
+    "aiohttp",
+    "fastapi",
+    "pybase64",
+    "pylatexenc",
+    "setproctitle",
+    "sglang_router",
+    "starlette",
+    "uvicorn",
 )
 """What the imports of the loop and of the rollout manager need besides the actor's."""
 
-TAGS = {"GPU_MEMORY_TYPE_WEIGHTS": "weights", "GPU_MEMORY_TYPE_KV_CACHE": "kv_cache"} | {
-    "GPU_MEMORY_TYPE_CUDA_GRAPH": "cuda_graph"
+TAGS = {
+    "GPU_MEMORY_TYPE_WEIGHTS": "weights",
+    "GPU_MEMORY_TYPE_KV_CACHE": "kv_cache",
+    "GPU_MEMORY_TYPE_CUDA_GRAPH": "cuda_graph",
 }
+"""SGLang's tags, all of which a call without tags means."""
+
 LEVELS = {"kv_cache": "kv_cache", "weights": "weight"}
 """Engine tags as `--offload-rollout-level` names them; CUDA graphs are released at every level."""
 
@@ -161,9 +171,7 @@ class RankTrainer:
         held = "params" if self.seat.rank.config.rematerialize else kind
         for allocation in [a for a in self.seat.rank.saver.allocations.values() if a.kind == held]:
             source = "host" if allocation.paused and allocation.backup else "device"
-            self.seat.rank.send(
-                kind, allocation.tag, only=allocation.name, read_from=source, version=self.version
-            )
+            self.seat.rank.send(kind, allocation.tag, only=allocation.name, read_from=source, version=self.version)
 
     def save_model(self) -> None:
         """A checkpoint reads the model."""
@@ -223,10 +231,10 @@ class Server:
     def __init__(self, engines: list[EngineDouble]) -> None:
         self.engines = engines
 
-    def get(self, url: str, **_: Any) -> SimpleNamespace:
+    def get(self, url: str) -> SimpleNamespace:
         return self.post(url)
 
-    def post(self, url: str, json: dict[str, Any] | None = None, **_: Any) -> SimpleNamespace:
+    def post(self, url: str, json: dict[str, Any] | None = None) -> SimpleNamespace:
         place, _, endpoint = url.removeprefix("http://").partition("/")
         engine, payload = self.engines[int(place.partition(":")[2])], json or {}
         tags = payload.get("tags") or list(TAGS.values())  # none stands for all of them, as in SGLang
@@ -265,7 +273,11 @@ class Engine:
 
 
 class MilesDriver:
-    """miles' `train()`; each `run` is one call of it over the same actors and engines."""
+    """miles' `train()`; each `run` is one call of it, which is one job.
+
+    `train()` launches engines and actors, and Ray ends them with the job, whether it returned or raised: the next `run`
+    finds engines as launched and ranks without memory. Within a job nothing is launched or ended.
+    """
 
     def __init__(self, rig: Rig) -> None:
         self.rig, self.args = rig, _arguments(rig.config)
@@ -275,10 +287,9 @@ class MilesDriver:
         self.loop = self._load_loop()
         self.engines = self._make_engines()
         self.engine_handles = [rig.remote(engine) for engine in self.engines]
-        trainers = [RankTrainer(Seat(rig, rank), self) for rank in rig.ranks]
-        self.actors = [
-            rig.remote(RankActor(h, t)) for h, t in zip(rig.chain(trainers), trainers, strict=True)
-        ]
+        self.trainers = trainers = [RankTrainer(Seat(rig, rank), self) for rank in rig.ranks]
+        self.launched = False
+        self.actors = [rig.remote(RankActor(h, t)) for h, t in zip(rig.chain(trainers), trainers, strict=True)]
         self.manager = rig.remote(self._make_manager())
         self._patch()
 
@@ -314,10 +325,11 @@ class MilesDriver:
         """miles' rollout manager over its own server and group objects, without the constructor that starts engines."""
         servers = MILES.load("miles.ray.rollout.rollout_server")
         module = MILES.load("miles.ray.rollout.rollout_manager")
+        alive = {"is_allocated": True, "is_alive": True}
         group = servers.ServerGroup(
             args=self.args,
             pg=None,
-            all_engines=[SimpleNamespace(actor_handle=h, is_allocated=True, is_alive=True) for h in self.engine_handles],
+            all_engines=[SimpleNamespace(actor_handle=h, **alive) for h in self.engine_handles],
             num_gpus_per_engine=1,
             has_new_engines=False,
             needs_offload=self.args.offload_rollout,
@@ -339,9 +351,7 @@ class MilesDriver:
         rig.patch((placement, "ray"), SimpleNamespace(get=rig.get))
         rig.patch((placement, "_select_train_group_class"), lambda: group.RayTrainGroup)
         rig.patch((group.RayTrainGroup, "_allocate_gpus_for_actor"), lambda *args: self.actors)
-        rig.patch(
-            (self.loop, "create_placement_groups"), lambda args: dict.fromkeys(("actor", "critic", "rollout"))
-        )
+        rig.patch((self.loop, "create_placement_groups"), lambda args: dict.fromkeys(("actor", "critic", "rollout")))
         for name in SETUP:
             if hasattr(self.loop, name):
                 rig.patch((self.loop, name), _Nothing())
@@ -368,10 +378,24 @@ class MilesDriver:
 
     def run(self, iterations: int) -> None:
         """`train()` from the rollout after the last, for that many iterations."""
+        self._end_job()
+        self.launched = True
         args = self.args
         args.start_rollout_id, args.num_rollout = self.done, self.done + iterations
         self._drive(self.loop.train(args))
         self.done += iterations
+
+    def _end_job(self) -> None:
+        """What the last job launched ends with it, calls under way included."""
+        if not self.launched:
+            return
+        self.launched = False
+        self.rig.run(_cancel_the_rest())
+        for trainer in self.trainers:
+            trainer.actor = None
+            trainer.seat.rank.end_process()
+        for engine in self.engines:
+            engine.double.relaunch()
 
     def _drive(self, loop: Coroutine[Any, Any, Any]) -> None:
         """Runs the driver's coroutine outside the rig's event loop, so that `ray.get` blocks it as Ray's does."""
@@ -385,7 +409,15 @@ class MilesDriver:
             loop.close()
 
     def close(self) -> None:
-        """miles ends with `dispose()`, inside `train()`; Ray then kills what is left."""
+        """The end of the job: miles has no other."""
+        self._end_job()
+
+
+async def _cancel_the_rest() -> None:
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
 
 
 class _Nothing:
