@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -220,6 +221,15 @@ class Miles:
     name = "miles"
     build_cost = "high"
     trainer = MilesTrainer
+
+    @property
+    def driver(self) -> Callable[[Rig], Any]:
+        """The hand-off profile's factory; absent where the source at hand has no driver loop, as in a wheel."""
+        from colocert.adapters import miles_driver
+
+        if not miles_driver.has_loop():
+            raise AttributeError("driver: there is no train.py beside the package")
+        return miles_driver.driver
 
     @property
     def version(self) -> str:

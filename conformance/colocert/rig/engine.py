@@ -17,6 +17,7 @@ from colocert.rig.faults import Faults
 from colocert.rig.remote_call import Callee
 from colocert.rig.saver import StrictSaver
 from colocert.trace.events import (
+    Change,
     EngineAdmit,
     EngineDrain,
     EngineFlush,
@@ -139,6 +140,16 @@ class EngineDouble(Callee):
             with self._faults.point("engine.generate"):
                 self._answer()
         return self.version
+
+    def relaunch(self) -> None:
+        """A new server takes this one's place: as loaded, nothing released, nothing in flight."""
+        while self.in_flight:
+            self._answer()
+        for tag in sorted(self.released):
+            self.saver.resume(tag)
+        self.base_valid = self.admitting = True
+        self.version = self.base_version = 0
+        self.emit(Change("engine.launched"))
 
     def _answer(self) -> None:
         self.in_flight -= 1

@@ -49,6 +49,14 @@ class RankRig:
                 self.process_groups.create(name, **args)
         self.faults.passed.clear()
 
+    def end_process(self) -> None:
+        """The rank's process ends, dead or alive: all it held is given back. A new one may take its place."""
+        self.saver.dead = False
+        for allocation in list(self.saver.allocations.values()):
+            self.saver.free(allocation)
+        self.process_groups.alive.clear()
+        self.emit(Change("rank.ended"))
+
     def point(self, name: str) -> _Point:
         """A named fault point around an effect of the adapter's: `with rig.point("export"): ...`."""
         return self.faults.point(name)
