@@ -9,13 +9,19 @@ from pathlib import Path
 import pytest
 
 from colocert.record.drive import ProcessGone
-from colocert.record.scenarios import BY_ID
+from colocert.record.registry import BY_ID
 from colocert.rig.contract import Claims
 from colocert_fixtures import adversaries
 from colocert_fixtures.adversaries import exiter, inert, liar, minimal
 from colocert_fixtures.judging import bound, judged, run
 
 FOLDER = Path(adversaries.__file__).parent
+
+
+def test_no_rule_passes_on_an_inert_driver() -> None:
+    """What it fails is the only rule of the profile that it meets at all."""
+    outcome = judged(inert.implementation, profile="handoff")
+    assert {rule for rule, _ in outcome.exercised} == set(outcome.rules()) == {"HO-08"}
 
 
 def test_no_rule_passes_on_an_inert_trainer() -> None:
@@ -53,9 +59,9 @@ def test_the_process_ends_after_the_first_cycle(name: str, status: int) -> None:
     code = (
         f"from colocert_fixtures.adversaries import {name} as it\n"
         "from colocert_fixtures.judging import run\n"
-        "from colocert.record.scenarios import BY_ID, smoke\n"
+        "from colocert.record.registry import BY_ID, smoke\n"
         "from colocert.rig.contract import Claims\n"
-        "run(it.implementation, smoke(Claims.of(it.implementation.claims)))\n"
+        "run(it.implementation, smoke('lifecycle', Claims.of(it.implementation.claims)))\n"
         "print('smoke passed', flush=True)\n"
         "run(it.implementation, BY_ID['lora-cycle'])\n"
     )

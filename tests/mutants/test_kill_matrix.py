@@ -10,10 +10,11 @@ import pytest
 
 from colocert.rules.catalogue import catalogue
 from colocert_fixtures import matrix
-from colocert_fixtures.judging import judged
+from colocert_fixtures.judging import PROFILES, shows
 
-MODULES = matrix.modules()
-SNAPSHOT = (Path(__file__).parent / "kill_matrix.txt").read_text().splitlines()
+MODULES = [module for profile in PROFILES for module in matrix.modules(profile)]
+FILES = {"lifecycle": "kill_matrix.txt", "handoff": "kill_matrix_handoff.txt"}
+SNAPSHOTS = {profile: (Path(__file__).parent / FILES[profile]).read_text().splitlines() for profile in PROFILES}
 
 each_mutant = pytest.mark.parametrize("module", MODULES, ids=matrix.name)
 
@@ -21,24 +22,25 @@ each_mutant = pytest.mark.parametrize("module", MODULES, ids=matrix.name)
 @each_mutant
 def test_the_named_rule_finds_the_named_code_in_a_scenario(module: ModuleType) -> None:
     """A finding of another rule or code does not count."""
-    assert module.KILLED_BY in judged(module.implementation).found
+    assert next(shows(module.implementation, module.KILLED_BY), None)
 
 
 @pytest.mark.slow
 @each_mutant
 def test_the_row_is_as_in_the_snapshot_and_every_further_kill_is_explained(module: ModuleType) -> None:
-    """`python -m colocert_fixtures.matrix > tests/mutants/kill_matrix.txt` writes the snapshot."""
+    """The snapshot's first line says how it is written."""
     outcome = matrix.outcome(module)
     explained = getattr(module, "ALSO_KILLED_BY", {})
     assert {rule for rule in outcome.rules() if rule != module.KILLED_BY[0]} == set(explained)
-    assert matrix.row(module, outcome) in SNAPSHOT
+    assert matrix.row(module, outcome) in SNAPSHOTS[matrix.profile_of(module)]
 
 
-def test_the_snapshot_has_a_row_for_each_mutant_and_no_other() -> None:
+@pytest.mark.parametrize("profile", PROFILES)
+def test_the_snapshot_has_a_row_for_each_mutant_and_no_other(profile: str) -> None:
     """And the header that the generator writes."""
-    head = matrix.header()
-    assert SNAPSHOT[: len(head)] == head
-    assert [line.split()[0] for line in SNAPSHOT[len(head) :]] == [matrix.name(m) for m in MODULES]
+    head, snapshot = matrix.header(profile), SNAPSHOTS[profile]
+    assert snapshot[: len(head)] == head
+    assert [line.split()[0] for line in snapshot[len(head) :]] == [matrix.name(m) for m in matrix.modules(profile)]
 
 
 @each_mutant

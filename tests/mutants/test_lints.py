@@ -10,17 +10,18 @@ from pathlib import Path
 import pytest
 
 from colocert.judge import judge_events
-from colocert.record.scenarios import BY_ID, EXPLORATIONS, SCENARIOS
-from colocert.rules import lifecycle, recovery
-from colocert.rules.catalogue import FOLDS, RUNNER_CODES, Rule
+from colocert.record.registry import ALL_SCENARIOS, BY_ID
+from colocert.record.scenarios import EXPLORATIONS
+from colocert.rules import handoff, handoff_state, lifecycle, recovery
+from colocert.rules.catalogue import FOLDS, RUNNER_CODES, Rule, catalogue
 from colocert.trace import read_trace
 from colocert_fixtures import matrix, traces
-from colocert_fixtures.judging import Kill, rules, run
+from colocert_fixtures.judging import PROFILES, Kill, rules, run
 from colocert_fixtures.traces import make
 from colocert_reference.colocert_impl import implementation as reference
 
-CODES: list[Kill] = [(rule.id, code.name) for rule in rules() for code in rule.codes]
-RULES = {rule.id: rule for rule in rules()}
+RULES = {rule.id: rule for profile in PROFILES for rule in rules(profile)}
+CODES: list[Kill] = [(rule.id, code.name) for rule in RULES.values() for code in rule.codes]
 TRACES = Path(traces.__file__).parent
 
 each_code = pytest.mark.parametrize(("rule", "code"), CODES, ids=lambda part: part)
@@ -29,7 +30,7 @@ each_rule = pytest.mark.parametrize("rule", RULES.values(), ids=lambda rule: rul
 
 def test_ids_of_rules_codes_and_scenarios_are_unique() -> None:
     """A code is unique within its rule, and none is one of the runner's."""
-    ids = [scenario.id for scenario in (*SCENARIOS, *EXPLORATIONS)]
+    ids = [scenario.id for scenario in (*ALL_SCENARIOS, *EXPLORATIONS)]
     for names in (ids, CODES):
         assert [name for name, times in Counter(names).items() if times > 1] == []
     assert {code for _, code in CODES} & set(RUNNER_CODES) == set()
@@ -46,8 +47,8 @@ def test_a_rule_names_scenarios_that_exist_and_at_least_one_report(rule: Rule) -
 def exercised() -> dict[Kill, set[str]]:
     """Rule and code to the scenarios that exercise it on the reference."""
     where: dict[Kill, set[str]] = {}
-    for scenario in SCENARIOS:
-        for rule, counts in judge_events(run(reference, scenario), rules()).exercised.items():
+    for scenario in (s for s in ALL_SCENARIOS if s.profile in PROFILES):
+        for rule, counts in judge_events(run(reference, scenario), rules(scenario.profile)).exercised.items():
             for code in counts:
                 where.setdefault((rule, code), set()).add(scenario.id)
     return where
@@ -70,7 +71,7 @@ def test_every_scenario_that_a_rule_names_exercises_it(rule: Rule, exercised: di
 
 def test_every_code_has_a_mutant_and_every_mutant_a_code() -> None:
     """By `KILLED_BY`."""
-    assert {module.KILLED_BY for module in matrix.modules()} == set(CODES)
+    assert {module.KILLED_BY for profile in PROFILES for module in matrix.modules(profile)} == set(CODES)
 
 
 @each_code
@@ -94,7 +95,7 @@ def _codes_in(fold: type) -> set[str]:
     known = {code for _, code in CODES}
     found: set[str] = set()
     for base in inspect.getmro(fold):
-        if base.__module__ in (lifecycle.__name__, recovery.__name__):
+        if base.__module__ in {m.__name__ for m in (handoff, handoff_state, lifecycle, recovery)}:
             tree = ast.parse(inspect.getsource(base))
             found |= {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and n.value in known}
     return found
@@ -102,7 +103,7 @@ def _codes_in(fold: type) -> set[str]:
 
 @each_rule
 def test_a_fold_uses_the_codes_of_its_rule_and_no_other(rule: Rule) -> None:
-    """A misspelt code would never bind. The saver's own reasons for ending the process are spelt like codes of LC-05."""
+    """A misspelt code would never bind. The saver's reasons for ending the process are spelt like codes of LC-05."""
     mine = {code.name for code in rule.codes}
     assert mine <= _codes_in(FOLDS[rule.id]) <= mine | {"double-release", "double-resume"}
 
@@ -111,7 +112,7 @@ def test_every_finding_and_count_bears_a_code_of_its_rule() -> None:
     """Over every invalid trace."""
     seen: set[Kill] = set()
     for path in TRACES.rglob("*.jsonl"):
-        result = judge_events(read_trace(path), rules())
+        result = judge_events(read_trace(path), rules(RULES[path.parent.name].profile))
         seen |= {(f.rule, f.code) for f in result.findings}
         seen |= {(rule, code) for rule, counts in result.exercised.items() for code in counts}
     assert seen == set(CODES)
@@ -119,4 +120,4 @@ def test_every_finding_and_count_bears_a_code_of_its_rule() -> None:
 
 def test_there_is_a_fold_for_every_rule_and_a_rule_for_every_fold() -> None:
     """By id."""
-    assert set(FOLDS) == set(RULES)
+    assert set(FOLDS) == set(catalogue())

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from colocert.rig.contract import Claims
+from colocert.rig.contract import FACTORIES, Claims
 from colocert_fixtures import variants
-from colocert_fixtures.judging import Outcome, bound, judged
+from colocert_fixtures.judging import PROFILES, Outcome, bound, judged
 from colocert_reference.colocert_impl import implementation as reference
 
 MODULES = {
@@ -23,32 +23,36 @@ def _implementation(name: str) -> Any:
     return reference if name == "reference" else MODULES[name].implementation
 
 
-each_variant = pytest.mark.parametrize("name", ["reference", *MODULES])
+def _claiming(profile: str) -> list[str]:
+    """The variants that have the profile's factory."""
+    return [name for name in ("reference", *MODULES) if hasattr(_implementation(name), FACTORIES[profile])]
 
 
-def _idle(outcome: Outcome, implementation: Any) -> set[str]:
-    binding = bound(Claims.of(implementation.claims))
+def _idle(outcome: Outcome, implementation: Any, profile: str) -> set[str]:
+    binding = bound(Claims.of(implementation.claims), profile)
     return {rule for rule, _ in binding} - {rule for rule, code in outcome.exercised if (rule, code) in binding}
 
 
-@each_variant
-def test_no_scenario_finds_fault_and_every_bound_rule_is_exercised(name: str) -> None:
+@pytest.mark.parametrize(("profile", "name"), [(profile, name) for profile in PROFILES for name in _claiming(profile)])
+def test_no_scenario_finds_fault_and_every_bound_rule_is_exercised(profile: str, name: str) -> None:
     """Over every scenario that the variant's claims ask for."""
     implementation = _implementation(name)
-    outcome = judged(implementation)
+    outcome = judged(implementation, profile=profile)
     assert outcome.found == {}
-    assert _idle(outcome, implementation) == set()
+    assert _idle(outcome, implementation, profile) == set()
 
 
 @pytest.mark.slow
-@each_variant
+@pytest.mark.parametrize("name", _claiming("lifecycle"))
 def test_no_sequence_of_calls_finds_fault(name: str) -> None:
     """With every single fault."""
     assert judged(_implementation(name), DEPTH, FAULT_DEPTH).explored == {}
 
 
 def test_there_are_at_least_eight_and_some_owe_nothing_to_the_reference() -> None:
-    """Those written from scratch take no class from it."""
-    scratch = [n for n, m in MODULES.items() if not hasattr(m, "ReferenceTrainer")]
-    assert len(MODULES) >= 8
-    assert len(scratch) >= 3
+    """Those written from scratch take no class from it. For drivers, at least six."""
+    trainers, drivers = (set(_claiming(profile)) & set(MODULES) for profile in PROFILES)
+    assert len(trainers) >= 8
+    assert len([name for name in trainers if not hasattr(MODULES[name], "ReferenceTrainer")]) >= 3
+    assert len(drivers) >= 6
+    assert len([name for name in drivers if not hasattr(MODULES[name], "reference_driver")]) >= 3
