@@ -18,6 +18,12 @@ from colocert_fixtures.judging import bound, judged, run
 FOLDER = Path(adversaries.__file__).parent
 
 
+def test_no_rule_passes_on_an_inert_driver() -> None:
+    """What it fails is the only rule of the profile that it meets at all."""
+    outcome = judged(inert.implementation, profile="handoff")
+    assert {rule for rule, _ in outcome.exercised} == set(outcome.rules()) == {"HO-08"}
+
+
 def test_no_rule_passes_on_an_inert_trainer() -> None:
     """A bound rule either finds fault or is not exercised, in scenarios and in exploration."""
     outcome = judged(inert.implementation, depth=4, fault_depth=2)

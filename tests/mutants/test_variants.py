@@ -13,8 +13,9 @@ from colocert_fixtures import variants
 from colocert_fixtures.judging import PROFILES, Outcome, bound, judged
 from colocert_reference.colocert_impl import implementation as reference
 
-NAMES = [m.name for m in pkgutil.iter_modules(variants.__path__)]
-MODULES = {name: importlib.import_module(f"{variants.__name__}.{name}") for name in NAMES}
+MODULES = {
+    m.name: importlib.import_module(f"{variants.__name__}.{m.name}") for m in pkgutil.iter_modules(variants.__path__)
+}
 DEPTH, FAULT_DEPTH = 4, 3
 
 
@@ -22,16 +23,9 @@ def _implementation(name: str) -> Any:
     return reference if name == "reference" else MODULES[name].implementation
 
 
-each_variant = pytest.mark.parametrize("name", ["reference", *(n for n in MODULES if not n.startswith("group_"))])
-each_claimed = pytest.mark.parametrize(
-    ("name", "profile"),
-    [
-        (name, profile)
-        for profile in PROFILES
-        for name in ("reference", *MODULES)
-        if hasattr(_implementation(name), FACTORIES[profile])
-    ],
-)
+def _claiming(profile: str) -> list[str]:
+    """The variants that have the profile's factory."""
+    return [name for name in ("reference", *MODULES) if hasattr(_implementation(name), FACTORIES[profile])]
 
 
 def _idle(outcome: Outcome, implementation: Any, profile: str) -> set[str]:
@@ -39,8 +33,8 @@ def _idle(outcome: Outcome, implementation: Any, profile: str) -> set[str]:
     return {rule for rule, _ in binding} - {rule for rule, code in outcome.exercised if (rule, code) in binding}
 
 
-@each_claimed
-def test_no_scenario_finds_fault_and_every_bound_rule_is_exercised(name: str, profile: str) -> None:
+@pytest.mark.parametrize(("profile", "name"), [(profile, name) for profile in PROFILES for name in _claiming(profile)])
+def test_no_scenario_finds_fault_and_every_bound_rule_is_exercised(profile: str, name: str) -> None:
     """Over every scenario that the variant's claims ask for."""
     implementation = _implementation(name)
     outcome = judged(implementation, profile=profile)
@@ -49,20 +43,16 @@ def test_no_scenario_finds_fault_and_every_bound_rule_is_exercised(name: str, pr
 
 
 @pytest.mark.slow
-@each_variant
+@pytest.mark.parametrize("name", _claiming("lifecycle"))
 def test_no_sequence_of_calls_finds_fault(name: str) -> None:
     """With every single fault."""
     assert judged(_implementation(name), DEPTH, FAULT_DEPTH).explored == {}
 
 
 def test_there_are_at_least_eight_and_some_owe_nothing_to_the_reference() -> None:
-    """Those written from scratch take no class from it."""
-    trainers = {n: m for n, m in MODULES.items() if not n.startswith(("driver_", "group_"))}
-    scratch = [n for n, m in trainers.items() if not hasattr(m, "ReferenceTrainer")]
+    """Those written from scratch take no class from it. For drivers, at least six."""
+    trainers, drivers = (set(_claiming(profile)) & set(MODULES) for profile in PROFILES)
     assert len(trainers) >= 8
-    assert len(scratch) >= 3
-
-
-def test_there_are_at_least_six_drivers() -> None:
-    """Of other shape than the reference's."""
-    assert len([n for n in MODULES if n.startswith("driver_")]) >= 6
+    assert len([name for name in trainers if not hasattr(MODULES[name], "ReferenceTrainer")]) >= 3
+    assert len(drivers) >= 6
+    assert len([name for name in drivers if not hasattr(MODULES[name], "reference_driver")]) >= 3
