@@ -54,7 +54,8 @@ def lines(events: Iterable[AnyEvent]) -> Iterator[Line]:
         if shown is None:
             continue
         depth = _depth(event, depths)
-        rank = f"{event.rank}| " if event.rank else ""
+        owner = f"{event.owner} {event.rank}" if event.owner else f"{event.rank}" if event.rank else ""
+        rank = f"{owner}| " if owner else ""
         cells = [("  " * depth + shown[0]), *shown[1:3]]
         text = rank + "".join(f"{cell:<{width - 1}} " for cell, width in zip(cells, _WIDTHS, strict=False))
         yield Line(event.rank, event.seq, call, (text + "  ".join(shown[3:])).rstrip())
@@ -82,7 +83,7 @@ def _write(folder: Path, profile: str, trace: str, *, torn: bool) -> None:
 
 def _depth(event: AnyEvent, depths: dict[int, int]) -> int:
     """How far the line is indented: calls hold saver calls, saver calls hold what they move."""
-    inside = depths.get(event.rank, 0)
+    inside = 0 if event.owner else depths.get(event.rank, 0)
     if isinstance(event, ev.CallBegin):
         depths[event.rank] = 1
         return 0
@@ -143,8 +144,9 @@ def _fatal(e: ev.SaverFatal) -> tuple[str, ...]:
 def _any(event: AnyEvent) -> tuple[str, ...]:
     """An event without a layout of its own: its fields, by name."""
     name = str(type(event).__struct_config__.tag)
-    apart = ("rank", "seq", "statement", "call")
-    return (name, "", "", facts({f: getattr(event, f) for f in event.__struct_fields__ if f not in apart}))
+    apart = ("rank", "owner", "seq", "statement", "call")
+    told = {f: getattr(event, f) for f in event.__struct_fields__ if f not in apart}
+    return (name, "", "", facts({f: v for f, v in told.items() if v != []}))
 
 
 _SHOW: Mapping[type, Callable[[Any], tuple[str, ...]]] = {
