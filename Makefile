@@ -1,6 +1,6 @@
 # Set-up and the main jobs. Needs GNU make, a Python of 3.10 to 3.13 with venv, and pip's package index.
 #
-#   make certify [IMPL=reference] [CERTIFICATE=build/certificate.json]
+#   make certify [IMPL=reference] [PROFILE=A,B] [CERTIFICATE=build/certificate.json]
 #   make test
 #
 # PYTHON=... chooses the interpreter of .venv; EXTRAS=... what is installed (default: reference,dev on 3.11, else dev).
@@ -10,7 +10,11 @@ SHELL := /bin/bash
 .ONESHELL:
 .DEFAULT_GOAL := help
 
+COMMA := ,
 IMPL ?= reference
+# What the reference has rules for; another implementation is asked for the lifecycle unless told otherwise.
+PROFILE ?= $(if $(filter reference,$(IMPL)),lifecycle$(COMMA)handoff$(COMMA)group,lifecycle)
+
 CERTIFICATE ?= build/certificate.json
 EVIDENCE ?= build/evidence
 PYTEST_ARGS ?=
@@ -74,7 +78,7 @@ fetch-miles: $(MILES)/.unpacked
 certify: $(STAMP) $(if $(filter miles,$(IMPL)),$(MILES)/.unpacked)
 	@mkdir -p '$(dir $(CERTIFICATE))' build
 	$(if $(filter miles,$(IMPL)),export COLOCERT_MILES_PATH='$(MILES)')
-	$(BIN)/python -m pytest conformance --impl='$(IMPL)' --profile=lifecycle \
+	$(BIN)/python -m pytest conformance --impl='$(IMPL)' --profile='$(PROFILE)' -n 2 \
 		--certificate='$(CERTIFICATE)' --evidence='$(EVIDENCE)' $(PYTEST_ARGS)
 
 # The tests of the miles adapter need its wheel, and the extra `reference` to drive it.

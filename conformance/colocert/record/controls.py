@@ -75,7 +75,7 @@ def _inert(rules: list[Rule]) -> ControlRecord:
     failed: set[str] = set()
     profiles = {rule.profile for rule in rules}
     for scenario in (s for s in ALL_SCENARIOS if s.profile in profiles):
-        judged = _judged(implementation, scenario, rules)
+        judged = _judged(implementation, scenario, [r for r in rules if r.profile == scenario.profile])
         if judged is not None:
             failed |= {f.rule for f in judged.findings}
             for rule, counts in judged.exercised.items():

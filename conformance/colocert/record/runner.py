@@ -136,7 +136,8 @@ class ChildProcess:
     def end(self) -> None:
         """Lets a child that started processes of its own end them, then `kill`."""
         if self.graceful:
-            os.close(self._jobs)
+            with contextlib.suppress(OSError):
+                os.close(self._jobs)
             self._jobs = -1
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=LAST_WORDS)
@@ -319,15 +320,16 @@ def _spread(jobs: list[Any], first: Worker, base: Record, folder: Path) -> Itera
     results: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def serve(worker: Worker) -> None:
+        last: BaseException | None = None
         try:
             while True:
                 results.put(pending.get_nowait()(worker))
         except queue.Empty:
-            results.put(None)
+            pass
         except BaseException as error:
-            results.put(error)
-        finally:
-            worker.close()
+            last = error
+        worker.close()
+        results.put(last)
 
     extra = max(1, min(base.options.workers, len(jobs))) - 1
     workers = [first, *(Worker(base.impl, folder / "logs" / f"child-{i + 1}.txt") for i in range(extra))]
