@@ -322,6 +322,12 @@ def test_transport_is_judged_at_the_next_wake_up_of_the_same_rank() -> None:
     assert tape.begin("wake_up").found("HO-13") == {"transport-kept"}
 
 
+def test_an_engine_that_gives_nothing_back_may_be_refused() -> None:
+    """That is a run without rollout offload, and no word about LoRA."""
+    tape = Tape(engine_releases=[]).begin("build", actor="driver").fails("build", actor="driver")
+    assert tape.found("HO-08") == set()
+
+
 def test_lora_is_refused_wherever_the_refusal_comes_from() -> None:
     """In the factory or in the run, as long as nothing was done before."""
     assert Tape().begin("build", actor="driver").fails("build", actor="driver").found("HO-08") == {"lora-refused"}

@@ -333,6 +333,8 @@ class RefusedConfigurations(RunFold):
             self.effect = type(event).__name__
 
     def _possible(self, event: CallEnd | CallRaise) -> None:
+        if not self.view.config.get("engine_releases"):
+            return  # an engine that gives nothing back has no rollout offload: refusing it is not refusing LoRA
         if isinstance(event, CallRaise) and not self.effect:
             self.found(event, "lora-refused", "LoRA in gpu-peak mode is not refused", f"it raised {event.error}")
         elif event.method == "run" and self.effect:
