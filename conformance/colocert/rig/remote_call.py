@@ -5,21 +5,22 @@ Knows the three events of a call that a driver issues. Does not know what a call
 
 from __future__ import annotations
 
+import abc
 import itertools
 from typing import Any
 
 from colocert.trace.events import Ack, CallIssue, Event
 
 
-class Callee:
+class Callee(abc.ABC):
     """Something that a driver calls. A plain call is issued, performed and acknowledged at once."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
 
+    @abc.abstractmethod
     def emit(self, event: Event) -> None:
         """Writes an event of this callee."""
-        raise NotImplementedError
 
     def issue(self, method: str) -> int:
         """The call was issued; returns its number."""

@@ -6,6 +6,7 @@ of sequences). Does not know any rule, scenario or double.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -29,7 +30,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     observed: str
 
 
-class BaseFold:
+class BaseFold(abc.ABC):
     """One rule over one trace: of one rank (`Fold`) or of a whole run (`RunFold`).
 
     Timeline: built with the trace's view; `on(event)` for each event, after the view has moved past it; `end()` once.
@@ -49,9 +50,9 @@ class BaseFold:
         self.findings: list[Finding] = []
         self.exercised: dict[str, int] = {}
 
+    @abc.abstractmethod
     def on(self, event: AnyEvent) -> None:
         """Sees one event."""
-        raise NotImplementedError
 
     def end(self) -> None:
         """Sees the end of the trace. Most rules have nothing to add."""
