@@ -54,7 +54,7 @@ class BaseFold(abc.ABC):
     def on(self, event: AnyEvent) -> None:
         """Sees one event."""
 
-    def end(self) -> None:
+    def end(self) -> None:  # noqa: B027 - most folds have nothing to add
         """Sees the end of the trace. Most rules have nothing to add."""
 
     def met(self, code: str) -> None:
