@@ -46,7 +46,6 @@ class SeesTheLastSync(RunFold):
                     event, "half-released", "no owner is half released after the last iteration", "; ".join(half)
                 )
 
-
     def _stale(self, event: RequestBegin) -> str:
         if not event.valid:
             return "the engine's base is invalid"
