@@ -99,11 +99,14 @@ class Driver:
             self._to_rollout()
 
     def close(self) -> None:
-        """Leaves nothing half released, whatever happened before."""
+        """Leaves nothing half released, whatever happened before: parameters that wait for a sync go with it."""
         self.engines.drain()
-        if self.started:
+        if self.started and self.settings.offload_train:
             self.trainers.sleep()
-        self._resume(WEIGHTS, KV, GRAPH)
+        self._resume(WEIGHTS)
+        if self.started:
+            self.trainers.update_weights()
+        self._resume(KV, GRAPH)
 
     def _start(self) -> None:
         """The engine was there first: it makes room for the trainer's start as the mode has it."""

@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 
 from colocert.rig.contract import FACTORIES, Claims
+from colocert.trace.events import CallRaise, Change, Fault, SaverFatal, SaverTouch
 from colocert_fixtures import variants
-from colocert_fixtures.judging import PROFILES, Outcome, bound, judged
+from colocert_fixtures.judging import PROFILES, Outcome, bound, judged, run, scenarios
 from colocert_reference.colocert_impl import implementation as reference
 
 MODULES = {
     m.name: importlib.import_module(f"{variants.__name__}.{m.name}") for m in pkgutil.iter_modules(variants.__path__)
 }
 DEPTH, FAULT_DEPTH = 4, 3
+REFUSED = ("no-train-offload", "no-rollout-offload", "critic")
 
 
 def _implementation(name: str) -> Any:
@@ -40,6 +42,19 @@ def test_no_scenario_finds_fault_and_every_bound_rule_is_exercised(profile: str,
     outcome = judged(implementation, profile=profile)
     assert outcome.found == {}
     assert _idle(outcome, implementation, profile) == set()
+
+
+@pytest.mark.parametrize("name", _claiming("handoff"))
+def test_a_driver_raises_nothing_where_nothing_went_wrong(name: str) -> None:
+    """No rule asks for it: a driver that always raises is not found by an order that it never gets to."""
+    implementation = _implementation(name)
+    raised = set()
+    for scenario in scenarios(Claims.of(implementation.claims), "handoff"):
+        events = run(implementation, scenario)
+        wrong = any(isinstance(e, (Fault, Change)) for e in events) or scenario.id.endswith(REFUSED)
+        if not wrong and any(isinstance(e, (CallRaise, SaverFatal, SaverTouch)) for e in events):
+            raised.add(scenario.id)
+    assert raised == set()
 
 
 @pytest.mark.slow

@@ -176,6 +176,20 @@ def test_it_moves_the_tags_that_this_engine_releases_and_no_others(peak: str, re
     assert named == releasable
 
 
+@each_mode
+def test_close_gives_the_engine_everything_back_and_sends_what_waits(peak: str, lora: bool) -> None:
+    """Rematerialised parameters stay on the device until they are sent."""
+    world = World()
+    made = driver(world, peak, lora=lora)
+    made.close()
+    assert world.calls == ["drain"]
+    made.run(1)
+    made.engines.release([KV])
+    world.calls.clear()
+    made.close()
+    assert world.calls == ["drain", "sleep", "update_weights", "resume kv_cache"]
+
+
 # ---- refusals (HO-08)
 
 

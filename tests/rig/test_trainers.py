@@ -93,7 +93,9 @@ def test_rematerialised_parameters_stay_until_they_are_sent() -> None:
     handle.sleep()
     assert moves(events) == ["-grad_buffer", "-default"]
     handle.update_weights()
+    handle.update_weights()
     assert moves(events)[2:] == ["-param_buffer"]
+    assert [e.tensors for e in of(events, ev.Send)] == [["params"]]
 
 
 def test_every_call_is_written_with_its_end_or_its_error() -> None:

@@ -293,6 +293,14 @@ def test_the_run_of_the_fault_is_not_the_recovery() -> None:
     assert tape.begin("run", actor="driver").fails("run", actor="driver").found("HO-10") == {"not-recovered"}
 
 
+def test_an_error_of_the_drivers_own_is_recovered_from_too() -> None:
+    tape = Tape().starts().begin("run", actor="driver").fails("run", actor="driver")
+    assert tape.judged().exercised["HO-10"] == {}
+    assert tape.out("base").begin("close", actor="driver").end("close", actor="driver").found("HO-10") == {
+        "left-half-released"
+    }
+
+
 def test_close_after_an_error_leaves_nothing_half_released_or_in_flight() -> None:
     def after() -> Tape:
         fault = ev.Fault("engine.generate", "before")

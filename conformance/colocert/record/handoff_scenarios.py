@@ -45,7 +45,15 @@ def _mode(peak: str, lora: bool) -> Iterator[Scenario]:
     yield scenario("lenient", "run 2", "close", engine_server="lenient")
     yield scenario("no-mirror", "run 2", "close", claim="engine_releases∋weights", engine_mirror=False)
     if not lora:
-        yield scenario("remat", "run 2", "close", claim="rematerialize", rematerialize=True)
+        yield scenario("remat", "run 1", "run 2", "close", claim="rematerialize", rematerialize=True)
+        steps = (
+            "fault trainer.update_weights before",
+            "run 1",
+            "run 1",
+            "fault trainer.update_weights before",
+            "run 1",
+        )
+        yield scenario("remat-unsent", *steps, "close", claim="rematerialize", rematerialize=True)
     for seed in range(ACK_SEEDS):
         yield scenario(f"acks-{seed}", "run 2", "close", seed=seed, ranks=3, engines=2)
     if peak == "gpu":

@@ -131,8 +131,10 @@ class TrainerDouble:
         self.version += 1
 
     def update_weights(self) -> None:
-        """Rank 0 sends to every engine; the other ranks take part without sending."""
+        """Rank 0 sends to every engine; the others take part without sending. Released parameters were sent before."""
         tag = PARAMS if PARAMS in self._tags() else DEFAULT
+        if tag == PARAMS and self._out(PARAMS):
+            return
         if self.rank.rank == 0:
             kind = "adapter" if self.rank.config.lora else "base"
             invalid = kind == "adapter" and any(not e.base_valid for e in self.engines)

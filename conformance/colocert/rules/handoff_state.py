@@ -56,7 +56,10 @@ class SeesTheLastSync(RunFold):
 
 
 class RecoversFromErrors(RunFold):
-    """HO-10: after an error a fresh run or `close()` ends with nothing half released; a death is reported."""
+    """HO-10: after an error a fresh run or `close()` ends with nothing half released; a death is reported.
+
+    An error is one that the suite injected, or one that the driver raised by itself.
+    """
 
     rule = "HO-10"
     sees = (Fault, SaverFatal, CallBegin, CallEnd, CallRaise)
@@ -83,8 +86,14 @@ class RecoversFromErrors(RunFold):
             if isinstance(event, CallEnd) and event.method == "run":
                 self.found(event, "death-swallowed", "a rank that ended is reported", "run() returned")
             return
-        if not self.failed or view.faulted_run or event.method not in ("run", "close") or view.dead:
-            return
+        if self.failed and not view.faulted_run and event.method in ("run", "close") and not view.dead:
+            self._judge(event)
+            self.failed = event.method != "run"
+        if isinstance(event, CallRaise) and event.method == "run":
+            self.failed = True
+
+    def _judge(self, event: CallEnd | CallRaise) -> None:
+        view = self.view
         self.met("not-recovered")
         self.met("left-half-released")
         if isinstance(event, CallRaise):
@@ -93,7 +102,6 @@ class RecoversFromErrors(RunFold):
             self.found(event, "left-half-released", "nothing is half released", "; ".join(half))
         elif view.in_flight:
             self.found(event, "left-half-released", "no request is left in flight", f"{view.in_flight} are")
-        self.failed = event.method != "run"
 
 
 class RolloutHasTheDevice(RunFold):
