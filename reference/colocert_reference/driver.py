@@ -78,13 +78,14 @@ class Driver:
     cpu-peak: each side gives everything back before the other takes anything.
 
     What is still to be done is asked of the sides, never remembered: so both hand-offs start from any state, and a run
-    after an error is an ordinary run.
+    after an error is an ordinary run. `unsent` only spares `close()` a sync that nobody waits for.
     """
 
     def __init__(self, trainers: Trainers, engines: Engines, settings: DriverSettings) -> None:
         settings.check()
         self.trainers, self.engines, self.settings = trainers, engines, settings
         self.started = False
+        self.unsent = True
 
     def run(self, iterations: int) -> None:
         """That many iterations of rollout, training and hand-offs; ends ready for the next rollout."""
@@ -104,7 +105,7 @@ class Driver:
         if self.started and self.settings.offload_train:
             self.trainers.sleep()
         self._resume(WEIGHTS)
-        if self.started:
+        if self.started and self.unsent:
             self.trainers.update_weights()
         self._resume(KV, GRAPH)
 
@@ -127,11 +128,13 @@ class Driver:
         if self.settings.offload_train:
             self.trainers.sleep()
         self.trainers.update_weights()
+        self.unsent = False
         self.engines.flush()
         self._resume(KV, GRAPH)
         self.engines.admit()
 
     def _to_train(self) -> None:
+        self.unsent = True
         self.engines.drain()
         self._release(KV, GRAPH)
         if self.settings.peak_device == "cpu":

@@ -187,7 +187,11 @@ def test_close_gives_the_engine_everything_back_and_sends_what_waits(peak: str, 
     made.engines.release([KV])
     world.calls.clear()
     made.close()
-    assert world.calls == ["drain", "sleep", "update_weights", "resume kv_cache"]
+    assert world.calls == ["drain", "sleep", "resume kv_cache"]
+    made.unsent = True
+    world.calls.clear()
+    made.close()
+    assert world.calls == ["drain", "sleep", "update_weights"]
 
 
 # ---- refusals (HO-08)
