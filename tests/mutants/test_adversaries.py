@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from colocert.judge import Evidence, judge
 from colocert.record.drive import ProcessGone
+from colocert.record.manifest import COMPLETE, DIED, HANG, Options
 from colocert.record.registry import BY_ID
+from colocert.record.runner import record
 from colocert.rig.contract import Claims
 from colocert_fixtures import adversaries
 from colocert_fixtures.adversaries import exiter, inert, liar, minimal
@@ -68,3 +71,33 @@ def test_the_process_ends_after_the_first_cycle(name: str, status: int) -> None:
     env = {"PYTHONPATH": ":".join(sys.path)}
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60)
     assert (ended.stdout.strip(), ended.returncode) == ("smoke passed", status)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "status"), [("crasher", DIED), ("exiter", DIED), ("hard_exiter", DIED), ("hanger", HANG)]
+)
+def test_a_death_or_a_hang_after_the_first_cycle_costs_its_scenarios(
+    name: str, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The smoke stage passes; scenarios without a second step are complete; the verdict is not conformant."""
+    monkeypatch.setattr("colocert.record.runner.DEADLINE", 2.0)
+    options = Options(profiles=("lifecycle",), depth=0, controls=False, workers=2)
+    recorded = record(str(FOLDER / f"{name}.py"), tmp_path, options)
+    assert recorded.problem is None
+    assert {scenario.status for scenario in recorded.scenarios} == {COMPLETE, status}
+    judged_here = judge(Evidence(tmp_path))
+    assert (judged_here.verdict, judged_here.exit_code) == ("not-conformant", 1)
+
+
+@pytest.mark.parametrize("name", ["crasher_at_import", "exiter_at_import", "hanger_at_import"])
+def test_an_import_that_does_not_return_is_a_harness_error(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 11; nothing is judged."""
+    monkeypatch.setattr("colocert.record.runner.IMPORT_DEADLINE", 5.0)
+    options = Options(profiles=("lifecycle",), depth=0, controls=False)
+    recorded = record(str(FOLDER / f"{name}.py"), tmp_path, options)
+    assert recorded.problem is not None
+    assert recorded.problem.exit_code == 11
+    assert recorded.scenarios == ()
