@@ -98,10 +98,10 @@ class RigEngines:
         self.everyone.call("generate")
 
 
-def driver(rig: Rig) -> Driver:
-    """The reference driver on a rig."""
+def settings_of(rig: Rig, kind: type[DriverSettings] = DriverSettings) -> DriverSettings:
+    """What the scenario asks of a driver, checked. Raises `ImpossibleConfiguration`."""
     config = rig.config
-    settings = DriverSettings(
+    settings = kind(
         peak_device=config.peak_device,
         lora=config.lora,
         releasable=config.engine_releases,
@@ -111,4 +111,10 @@ def driver(rig: Rig) -> Driver:
         rollouts=1 + config.resample + config.evaluate,
     )
     settings.check()
+    return settings
+
+
+def driver(rig: Rig) -> Driver:
+    """The reference driver on a rig."""
+    settings = settings_of(rig)
     return Driver(RigTrainers(rig), RigEngines(rig), settings)

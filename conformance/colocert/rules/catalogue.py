@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from colocert.rules import group, handoff, handoff_state, lifecycle, recovery
-from colocert.rules.conditions import claims_named, holds
+from colocert.rules.conditions import holds
 from colocert.rules.fold import BaseFold
 
 if sys.version_info >= (3, 11):
@@ -70,12 +70,6 @@ class Rule(msgspec.Struct, frozen=True):
         if not holds(self.binds, claims):
             return ()
         return tuple(code.name for code in self.codes if holds(code.binds, claims))
-
-    def bound_by(self, claim: str, claims: Mapping[str, Any]) -> tuple[str, ...]:
-        """The names of the bound codes that would not be bound without this claim's condition."""
-        if claim in claims_named(self.binds):
-            return self.bound(claims)
-        return tuple(c.name for c in self.codes if claim in claims_named(c.binds) and c.name in self.bound(claims))
 
 
 def _rule(profile: str, raw: dict[str, Any]) -> Rule:

@@ -21,7 +21,6 @@ from colocert.trace.events import (
     Fault,
     GroupCreate,
     GroupDestroy,
-    GroupUse,
     SaverAlloc,
     SaverCall,
     SaverFatal,
@@ -231,9 +230,6 @@ class View:
 
     def _destroyed(self, event: GroupDestroy) -> None:
         self.groups[event.name] = "torn down"
-
-    def _used(self, event: GroupUse) -> None:
-        """A use changes nothing here."""
 
     def _change(self, event: Change) -> None:
         if event.what == "groups.gone":
