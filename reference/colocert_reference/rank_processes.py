@@ -9,8 +9,10 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
+import pickle
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from colocert_reference.group import RankLost
@@ -39,7 +41,7 @@ class ProcessRank:
 
     async def _called(self, method: str, args: tuple[Any, ...]) -> Any:
         try:
-            self._pipe.send((method, args))
+            put(self._pipe, (method, args))
             if not self._pipe.poll():
                 await self._readable()
             ok, value = self._pipe.recv()
@@ -84,6 +86,7 @@ class ProcessRanks:
 
 def _serve(pipe: Connection[Any, Any], make: Callable[..., object], args: tuple[Any, ...]) -> None:
     """The process of a rank: carries out one call after the other until its caller is gone."""
+    keep_only(pipe)
     rank = make(*args)
     with contextlib.suppress(EOFError, OSError):
         while True:
@@ -92,5 +95,26 @@ def _serve(pipe: Connection[Any, Any], make: Callable[..., object], args: tuple[
                 answer = (True, getattr(rank, method)(*given))
             except Exception as error:
                 answer = (False, error)
-            pipe.send(answer)
+            put(pipe, answer)
     os._exit(0)
+
+
+def put(pipe: Connection[Any, Any], value: object) -> None:
+    """Sends a value, pickled here.
+
+    `Connection.send` makes a view of a `BytesIO`; where sending then fails, the view ends in a reference cycle with
+    the traceback, and Python up to 3.12.1 crashes when it collects that.
+    """
+    pipe.send_bytes(pickle.dumps(value))
+
+
+def keep_only(pipe: Connection[Any, Any]) -> None:
+    """For a forked rank: closes every file of its parent but the standard ones and this pipe.
+
+    A forked process holds its parent's ends of the pipes of the ranks before it, and whatever the parent is read by:
+    a rank would not learn that its caller has gone, nor the reader that the parent has.
+    """
+    for entry in [*Path("/proc/self/fd").iterdir()]:
+        if (fd := int(entry.name)) > 2 and fd != pipe.fileno():
+            with contextlib.suppress(OSError):  # the listing's own
+                os.close(fd)

@@ -30,7 +30,9 @@ from colocert.rig.trainers import DEFAULT, TrainerDouble
 from colocert.trace.events import AnyEvent, CallBegin, CallEnd, CallRaise, Change, Event, Fault, GroupUse
 
 WAYS = ("before", "after", "hang", "killed", "killed-after", "slow")
-"""How a call can go wrong: it raises before or after its effect, never returns, ends its process, or takes long."""
+"""How a call can go wrong: it raises before or after its effect, never returns, ends its process, or takes long.
+
+A call that never returns ends with the process that started its rank: no rank is left behind."""
 
 STARTED = "rank.started"
 SLOW_SECONDS = 0.4
@@ -153,8 +155,10 @@ class RankDouble:
         if way == "slow":
             time.sleep(SLOW_SECONDS)
         elif way == "hang":
-            while True:
-                time.sleep(60)
+            caller = os.getppid()
+            while os.getppid() == caller:
+                time.sleep(0.1)
+            os._exit(1)
         elif when == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         else:
