@@ -1,4 +1,4 @@
-"""The command line: certify, new, rules, judge, spec.
+"""The command line: certify, new, rules, judge, spec; verify, baseline, selftest and plan are modules of their own.
 
 Knows arguments and exit codes. Does not know how anything is recorded or judged: `certify` is a pytest run of the
 packaged suite, and starts without torch.
@@ -14,7 +14,7 @@ from pathlib import Path
 from string import Template
 
 import colocert
-from colocert import cli_plan
+from colocert import cli_baseline, cli_plan, cli_selftest, cli_verify
 
 USAGE = 4
 
@@ -73,7 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     spec = commands.add_parser("spec", help="write the specification page from the catalogue")
     spec.add_argument("-o", dest="output", type=Path, metavar="FILE", help="default: standard output")
     spec.set_defaults(run=_spec)
-    cli_plan.register(commands)
+    for module in (cli_verify, cli_baseline, cli_selftest, cli_plan):
+        module.register(commands)
     return parser
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from colocert.expected import Expected, listed
 from colocert.record.manifest import COMPLETE, Options, Record, read_record
 from colocert.rules.catalogue import FOLDS, PROFILES, Rule, catalogue
 from colocert.rules.conditions import claims_named
@@ -81,7 +82,7 @@ class Case(msgspec.Struct, frozen=True):
     """One rule on one scenario: what a pytest item presents.
 
     `outcome` is pass, fail or not-exercised. `findings` are those of codes that the claims bind; `code` is the first
-    one's, or hang, died. `steps` and `paste` are given where exploration found it.
+    one's, or hang, died; `codes` are all that it failed with. `steps` and `paste` are given where exploration found it.
     """
 
     rule: str
@@ -94,6 +95,7 @@ class Case(msgspec.Struct, frozen=True):
     detail: str = ""
     steps: tuple[str, ...] = ()
     paste: str = ""
+    codes: tuple[str, ...] = ()
 
 
 class RuleOutcome(msgspec.Struct, frozen=True):
@@ -115,23 +117,45 @@ class Selection(msgspec.Struct, frozen=True):
     """What of the suite was run. `left_out` are cases ("LC-03[scenario]") that were deselected or did not run.
 
     `narrowed` are the options that make a run less than complete: `-k`, `--faults=none`, a lower `--depth`, …
+    `expected` are the failures that the implementer lists as known.
     """
 
     profiles: tuple[str, ...] = ()
     level: str = "must"
     left_out: tuple[str, ...] = ()
     narrowed: tuple[str, ...] = ()
+    expected: tuple[Expected, ...] = ()
 
 
 def narrowed_by(options: Options) -> tuple[str, ...]:
     """What the recording itself was asked to leave out, as options of the command line."""
     full = Options()
     words = [f"--depth={options.depth}"] if options.depth < full.depth else []
-    return (*words, f"--faults={options.faults}") if options.faults != full.faults else tuple(words)
+    if options.faults != full.faults:
+        words.append(f"--faults={options.faults}")
+    elif 0 < options.asked_fault_depth < full.depth:
+        words.append(f"--fault-depth={options.asked_fault_depth}")
+    return tuple(words)
+
+
+def excused(case: Case, expected: Iterable[Expected]) -> bool:
+    """Whether a case failed, and in no way that is not listed as known."""
+    return case.outcome == FAIL and set(case.codes) <= listed(expected, case.rule)
+
+
+class Stale(msgspec.Struct, frozen=True):
+    """An entry of the list of expected failures that is not what happened."""
+
+    rule: str
+    code: str
+    text: str
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """The verdict on an implementation, with everything it rests on."""
+    """The verdict on an implementation, with everything it rests on.
+
+    `aside` is what the verdict would be without the expected failures, and decides the exit code.
+    """
 
     record: Record
     verdict: str
@@ -139,13 +163,17 @@ class Judged(msgspec.Struct, frozen=True):
     rules: tuple[RuleOutcome, ...]
     selection: Selection
     reasons: tuple[str, ...] = ()
+    aside: str = ""
+    stale: tuple[Stale, ...] = ()
 
     @property
     def exit_code(self) -> int:
-        """The process's exit code; a usage or harness problem has its own."""
+        """The process's exit code; a usage or harness problem has its own, and a stale list is never a success."""
         if self.record.problem is not None:
             return self.record.problem.exit_code
-        return EXIT_CODES[self.verdict]
+        code = EXIT_CODES[self.aside or self.verdict]
+        stale = self.stale and code in (EXIT_CODES[CONFORMANT], EXIT_CODES[INCOMPLETE])
+        return EXIT_CODES[NOT_CONFORMANT] if stale else code
 
 
 class Evidence:
@@ -204,9 +232,10 @@ class Evidence:
         times = sum(n for code, n in result.exercised.get(rule.id, {}).items() if code in bound)
         common: Any = {"rule": rule.id, "scenario": scenario, "exercised": times, "trace": kept.trace}
         if findings:
-            return Case(**common, outcome=FAIL, code=findings[0].code, findings=findings)
+            codes = tuple(dict.fromkeys(f.code for f in findings))
+            return Case(**common, outcome=FAIL, code=codes[0], codes=codes, findings=findings)
         if kept.status != COMPLETE and (scenario in rule.scenarios or times):
-            return Case(**common, outcome=FAIL, code=kept.status, detail=kept.detail)
+            return Case(**common, outcome=FAIL, code=kept.status, codes=(kept.status,), detail=kept.detail)
         return Case(**common, outcome=PASS) if times else None
 
     def _explored(self, rule: Rule, bound: set[str]) -> list[Case]:
@@ -216,7 +245,12 @@ class Evidence:
                 continue
             if explored.status != COMPLETE:
                 lost = Case(
-                    rule=rule.id, scenario=explored.id, outcome=FAIL, code=explored.status, detail=explored.detail
+                    rule=rule.id,
+                    scenario=explored.id,
+                    outcome=FAIL,
+                    code=explored.status,
+                    codes=(explored.status,),
+                    detail=explored.detail,
                 )
                 cases.append(lost)
                 continue
@@ -237,6 +271,7 @@ class Evidence:
                         detail="; ".join(f"{f.code} in {f.times} sequences" for f in hits),
                         steps=first.steps,
                         paste=first.paste,
+                        codes=tuple(dict.fromkeys(f.code for f in hits)),
                     )
                 )
             elif times:
@@ -267,7 +302,10 @@ def judge(evidence: Evidence, selection: Selection | None = None) -> Judged:
     outcomes = [_outcome(rule, by_rule.get(rule.id, []), record, ran, bool(left_out)) for rule in catalogue().values()]
     if not left_out and not selection.narrowed:
         outcomes = _untestable(outcomes, record, ran)
-    return _verdict(record, selection, ran, tuple(outcomes))
+    stale: list[Stale] = []
+    if selection.expected:
+        outcomes = [_excuse(o, selection, stale) for o in outcomes]
+    return _verdict(record, selection, ran, tuple(outcomes), tuple(stale))
 
 
 def _outcome(rule: Rule, cases: list[Case], record: Record, ran: tuple[str, ...], partial: bool) -> RuleOutcome:
@@ -318,35 +356,86 @@ def _untestable(outcomes: list[RuleOutcome], record: Record, ran: tuple[str, ...
     ]
 
 
+def _excuse(row: RuleOutcome, selection: Selection, stale: list[Stale]) -> RuleOutcome:
+    """The row as the list of expected failures leaves it; where an entry is not what happened, `stale` says so."""
+    known = {entry.code: entry for entry in selection.expected if entry.rule == row.id}
+    if not known or row.outcome not in (PASS, FAIL, NOT_APPLICABLE):
+        return row
+    failed = [case for case in row.cases if case.outcome == FAIL]
+    found = dict.fromkeys(code for case in failed for code in case.codes) or ({row.code: None} if row.code else {})
+    other = [code for code in found if code not in known]
+    instead = f"(got {', '.join(other)})" if other else "and did not: take it out of the list"
+    if not selection.left_out and not selection.narrowed:
+        stale += [
+            Stale(row.id, code, f"{row.id} is expected to fail with {code} {instead}")
+            for code in known
+            if code not in found
+        ]
+    if row.outcome != FAIL:
+        return row
+    if not other:
+        return msgspec.structs.replace(row, outcome=EXPECTED, reason=known[row.code].reason)
+    shown = next((case for case in failed if not excused(case, selection.expected)), None)
+    if shown is None:
+        return row
+    return msgspec.structs.replace(
+        row,
+        code=next(code for code in shown.codes if code not in known),
+        scenario=shown.scenario,
+        evidence=shown.trace,
+    )
+
+
 @functools.cache
 def _binders(rule: Rule) -> frozenset[str]:
     return frozenset(claims_named(rule.binds))
 
 
-def _verdict(record: Record, selection: Selection, ran: tuple[str, ...], outcomes: tuple[RuleOutcome, ...]) -> Judged:
-    reasons: list[str] = []
+def _verdict(
+    record: Record,
+    selection: Selection,
+    ran: tuple[str, ...],
+    outcomes: tuple[RuleOutcome, ...],
+    stale: tuple[Stale, ...] = (),
+) -> Judged:
+    reasons = [entry.text for entry in stale]
     levels = {"must", selection.level}
     profiles: dict[str, str] = {}
+    aside: dict[str, str] = {}
     for profile in dict.fromkeys((*ran, *selection.profiles)):
         binding = [o for o in outcomes if o.profile == profile and o.level in levels]
-        profiles[profile] = _profile_verdict(profile, binding, record, selection, reasons)
+        aside[profile] = _profile_verdict(profile, binding, record, selection, reasons)
+        known = any(o.outcome == EXPECTED for o in binding)
+        profiles[profile] = NOT_CONFORMANT if known else aside[profile]
     if not record.claimed:
         reasons.append("the implementation has no factory: there is nothing to certify")
-    verdicts = set(profiles.values())
-    green = [c for c in record.controls if c.outcome == "green"]
-    if green:
-        reasons += [f"control {c.name} came out green: {c.detail}" for c in green]
-        verdict = HARNESS_ERROR
-    elif NOT_CONFORMANT in verdicts:
-        verdict = NOT_CONFORMANT
-    elif INCOMPLETE in verdicts or not record.claimed:
-        verdict = INCOMPLETE
-    elif not selection.profiles and set(record.claimed) != set(PROFILES):
-        verdict = PARTIAL
+    reasons += [f"control {c.name} came out green: {c.detail}" for c in record.controls if c.outcome == "green"]
+    verdict = _over(set(profiles.values()), record, selection)
+    if verdict == PARTIAL:
         reasons.append("no factory for " + ", ".join(p for p in PROFILES if p not in record.claimed))
-    else:
-        verdict = CONFORMANT
-    return Judged(record, verdict, profiles, outcomes, selection, tuple(dict.fromkeys(reasons)))
+    return Judged(
+        record,
+        verdict,
+        profiles,
+        outcomes,
+        selection,
+        tuple(dict.fromkeys(reasons)),
+        _over(set(aside.values()), record, selection),
+        stale,
+    )
+
+
+def _over(verdicts: set[str], record: Record, selection: Selection) -> str:
+    """The verdict over those of the profiles, in the order of precedence."""
+    if any(c.outcome == "green" for c in record.controls):
+        return HARNESS_ERROR
+    if NOT_CONFORMANT in verdicts:
+        return NOT_CONFORMANT
+    if INCOMPLETE in verdicts or not record.claimed:
+        return INCOMPLETE
+    if not selection.profiles and set(record.claimed) != set(PROFILES):
+        return PARTIAL
+    return CONFORMANT
 
 
 def _profile_verdict(
@@ -365,7 +454,7 @@ def _profile_verdict(
         reasons.append("the run was narrowed by " + ", ".join(selection.narrowed))
     if selection.left_out:
         reasons.append(f"{len(selection.left_out)} cases were left out")
-    if not counts.get(PASS) and not idle:
+    if not counts.get(PASS) and not counts.get(EXPECTED) and not idle:
         reasons.append(f"there are no rules for {profile} in this version")
         return INCOMPLETE
     return INCOMPLETE if idle or selection.narrowed or selection.left_out else CONFORMANT

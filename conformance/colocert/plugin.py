@@ -22,6 +22,12 @@ EVIDENCE = pytest.StashKey[str]()
 WORKER_EVIDENCE = "colocert_evidence"
 """The same for xdist workers, in `workerinput`."""
 
+EXPECT = pytest.StashKey[str]()
+"""The list of expected failures of this run, on the controller; empty where there is none."""
+
+WORKER_EXPECT = "colocert_expect"
+"""The same for xdist workers."""
+
 NEEDS_IMPL = "needs-an-implementation"
 USAGE = (
     "colocert.suite judges an implementation: give --impl=NAME, an entry point, a module or a .py file "
@@ -75,6 +81,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--evidence", dest="colocert_evidence", metavar="DIR", help="record into this folder (default: a temporary one)"
     )
     add(
+        "--expect",
+        dest="colocert_expect",
+        metavar="FILE",
+        help="the list of expected failures (default: colocert-expected.toml in the rootdir, where there is one)",
+    )
+    add(
         "--snapshot-dir",
         dest="colocert_snapshot_dir",
         metavar="DIR",
@@ -103,6 +115,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     ended = run.record()
     if ended is None:
         config.stash[EVIDENCE] = str(run.folder)
+        config.stash[EXPECT] = str(run.expect or "")
         config.pluginmanager.register(run, "colocert-run")
     return ended
 
@@ -110,6 +123,11 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 def evidence_folder(config: pytest.Config) -> str:
     """The evidence folder of this run, in every process of it; empty without `--impl`."""
     return config.stash.get(EVIDENCE, "") or str(getattr(config, "workerinput", {}).get(WORKER_EVIDENCE, ""))
+
+
+def expect_file(config: pytest.Config) -> str:
+    """The list of expected failures of this run, in every process of it; empty where there is none."""
+    return config.stash.get(EXPECT, "") or str(getattr(config, "workerinput", {}).get(WORKER_EXPECT, ""))
 
 
 class MissingImpl(pytest.Item):

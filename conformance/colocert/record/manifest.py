@@ -85,7 +85,10 @@ class ControlRecord(msgspec.Struct, frozen=True):
 
 
 class Options(msgspec.Struct, frozen=True):
-    """What was asked for. Depths of 0 mean no exploration."""
+    """What was asked for. Depths of 0 mean no exploration.
+
+    `fault_depth` is settled once the implementation is loaded; `asked_fault_depth` is what was asked for, 0 if nothing.
+    """
 
     profiles: tuple[str, ...] = ()
     depth: int = 6
@@ -93,6 +96,8 @@ class Options(msgspec.Struct, frozen=True):
     fault_depth: int = 0
     workers: int = 1
     controls: bool = True
+    asked_fault_depth: int = 0
+    scenarios: bool = True
 
 
 class Record(msgspec.Struct, frozen=True):

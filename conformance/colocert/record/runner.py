@@ -278,7 +278,7 @@ def _everything(first: Worker, base: Record, folder: Path, say: Callable[[str], 
     claims = Claims.of({**base.claims})
     asked = base.options.profiles
     ran = [p for p in base.claimed if not asked or p in asked]
-    scenarios = [s for s in ALL_SCENARIOS if s.profile in ran and s.wanted(claims)]
+    scenarios = [s for s in ALL_SCENARIOS if s.profile in ran and s.wanted(claims) and base.options.scenarios]
     explorations = [s for s in EXPLORATIONS if s.profile in ran and s.wanted(claims) and base.options.depth]
     jobs: list[Callable[[Worker], ScenarioRecord | ExplorationRecord]] = [
         *(partial(_explore, scenario=e, options=base.options, folder=folder, say=say) for e in explorations),

@@ -21,12 +21,13 @@ from typing import Any
 import msgspec
 
 import colocert
+from colocert.expected import facts
 from colocert.judge import NOT_RUN, Judged
 from colocert.record.manifest import Record
 from colocert.rules.catalogue import catalogue, catalogue_digest
 
 SCHEMA = "colocert-certificate/1"
-_SUITE = ("judge.py", "record", "rig", "rules", "suite", "trace")
+_SUITE = ("expected.py", "judge.py", "record", "rig", "rules", "suite", "trace")
 _TOOLS = ("msgspec", "pytest", "pytest-xdist", "syrupy")
 
 
@@ -39,12 +40,29 @@ def certificate(judged: Judged, run: Mapping[str, Any] | None = None) -> dict[st
         "implementation": _implementation(record),
         "environment": environment(),
         "claims": record.claims,
-        "profiles": {name: {"verdict": verdict} for name, verdict in judged.profiles.items()},
+        "profiles": {name: _profile(judged, name) for name in judged.profiles},
         "rules": list(_rules(judged)),
         "controls": [msgspec.to_builtins(control) for control in record.controls],
         "selection": _selection(judged),
         "run": {**_run(record), **(run or {})},
     }
+
+
+def digests(folder: Path, record: Record) -> dict[str, Any]:
+    """SHA-256 of the index and of every trace that a verdict rests on, for `run`; empty for a file that is not there."""
+    kept = (*record.scenarios, *(found for explored in record.explorations for found in explored.findings))
+    return {
+        "record": file_digest(folder / "record.json"),
+        "traces": {trace: file_digest(folder / trace) for trace in sorted(one.trace for one in kept)},
+    }
+
+
+def file_digest(path: Path) -> str:
+    """A file's digest as certificates give it; empty if it cannot be read."""
+    try:
+        return f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+    except OSError:
+        return ""
 
 
 def encode(made: Mapping[str, Any]) -> str:
@@ -103,6 +121,21 @@ def _implementation(record: Record) -> dict[str, Any]:
     }
 
 
+def _profile(judged: Judged, name: str) -> dict[str, Any]:
+    """A profile's verdict, and what it was recorded over: what lies in the evidence, less wall times."""
+    record = judged.record
+    explorations = [msgspec.to_builtins(e) for e in record.explorations if e.profile == name]
+    for explored in explorations:
+        del explored["profile"], explored["seconds"]
+        for found in explored["findings"]:
+            del found["paste"]
+    return {
+        "verdict": judged.profiles[name],
+        "scenarios": {s.id: s.status for s in record.scenarios if s.profile == name},
+        "explorations": explorations,
+    }
+
+
 def _rules(judged: Judged) -> Iterator[dict[str, Any]]:
     """A row for every rule of the catalogue, those that nothing was said about included."""
     known = {row.id: row for row in judged.rules}
@@ -129,6 +162,7 @@ def _selection(judged: Judged) -> dict[str, Any]:
         "fault_depth": options.fault_depth,
         "left_out": sorted(selection.left_out),
         "narrowed": list(selection.narrowed),
+        "expected": facts(selection.expected),
         "reasons": list(judged.reasons),
     }
 

@@ -156,7 +156,7 @@ def _style(row: RuleOutcome, level: str) -> str:
     binds = row.level in ("must", level)
     if row.outcome == FAIL:
         return "red" if binds else "yellow"
-    if row.outcome in (NOT_EXERCISED, NOT_RUN):
+    if row.outcome in (EXPECTED, NOT_EXERCISED, NOT_RUN):
         return "yellow"
     return "green" if row.outcome == PASS else ""
 

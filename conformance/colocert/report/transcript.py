@@ -75,8 +75,13 @@ def of_scenario(folder: Path, kept: ScenarioRecord) -> str:
     return transcript(folder / kept.trace, torn=kept.status != COMPLETE)
 
 
+def transcript_path(folder: Path, profile: str, trace: str) -> Path:
+    """Where the transcript of a trace lies."""
+    return folder / "transcripts" / profile / f"{Path(trace).stem}.txt"
+
+
 def _write(folder: Path, profile: str, trace: str, *, torn: bool) -> None:
-    path = folder / "transcripts" / profile / f"{Path(trace).stem}.txt"
+    path = transcript_path(folder, profile, trace)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(transcript(folder / trace, torn=torn), encoding="utf-8")
 

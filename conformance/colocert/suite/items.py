@@ -5,6 +5,7 @@ evidence or what the verdict is: every process of a run makes the same items in 
 
     LC-03[lora-early-release]        a rule on a scenario
     LC-22[not-applicable]            a rule that no scenario can say anything about, skipped with its reason
+    expected[LC-03-released-again]   an entry of the list of expected failures, which has to be what happened
     transcript[lora-early-release]   under `--snapshot-dir`: the transcript as the golden file has it
 """
 
@@ -17,7 +18,22 @@ from typing import Any
 
 import pytest
 
-from colocert.judge import FAIL, NOT_APPLICABLE, NOT_CLAIMED, NOT_EXERCISED, Case, Evidence, RuleOutcome, judge
+from colocert.expected import Expected, read_expected
+from colocert.judge import (
+    EXPECTED,
+    FAIL,
+    NOT_APPLICABLE,
+    NOT_CLAIMED,
+    NOT_EXERCISED,
+    Case,
+    Evidence,
+    RuleOutcome,
+    Selection,
+    excused,
+    judge,
+    narrowed_by,
+)
+from colocert.plugin import expect_file
 from colocert.record.manifest import Record, ScenarioRecord
 from colocert.report.terminal import failure_text
 from colocert.report.transcript import of_scenario
@@ -36,6 +52,10 @@ class Violation(Exception):
         self.expected, self.observed = (first.expected, first.observed) if first else ("", case.detail)
 
 
+class StaleList(Exception):
+    """An entry of the list of expected failures is not what happened."""
+
+
 class TranscriptDiffers(Exception):
     """A transcript differs from its golden file."""
 
@@ -49,7 +69,7 @@ class JudgedItem(pytest.Item):
         return self.path, None, self.name
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        if isinstance(excinfo.value, (Violation, TranscriptDiffers)):
+        if isinstance(excinfo.value, (Violation, StaleList, TranscriptDiffers)):
             return str(excinfo.value)
         return super().repr_failure(excinfo, style)
 
@@ -59,20 +79,25 @@ class JudgedItem(pytest.Item):
 
 
 class CaseItem(JudgedItem):
-    """One rule on one scenario. Under `--level=must` a broken SHOULD rule is skipped with its code, not failed."""
+    """One rule on one scenario. Under `--level=must` a broken SHOULD rule is skipped with its code, not failed.
 
-    def __init__(self, *, case: Case, evidence: Evidence, binds: bool, **more: Any) -> None:
+    A failure that is listed as expected, by `reason`, is what pytest calls xfailed.
+    """
+
+    def __init__(self, *, case: Case, evidence: Evidence, binds: bool, reason: str, **more: Any) -> None:
         super().__init__(**more)
         self.case, self.evidence, self.binds, self.rule = case, evidence, binds, case.rule
-        self.describe(
-            rule=case.rule, code=case.code, outcome=case.outcome, exercised=case.exercised, scenario=case.scenario
-        )
+        self.reason = reason
+        outcome = EXPECTED if reason else case.outcome
+        self.describe(rule=case.rule, code=case.code, outcome=outcome, exercised=case.exercised, scenario=case.scenario)
 
     def runtest(self) -> None:
         if self.case.outcome == NOT_EXERCISED:
             pytest.skip(NOT_EXERCISED)
         if self.case.outcome != FAIL:
             return
+        if self.reason:
+            pytest.xfail(f"{self.case.code}: {self.reason}")
         text = failure_text(self.case, self.evidence.record, self.evidence.folder)
         if not self.binds:
             pytest.skip(f"a SHOULD rule, which binds with --level=should; {text.splitlines()[0]}")
@@ -88,10 +113,25 @@ class RuleItem(JudgedItem):
         self.describe(rule=row.id, code=row.code, outcome=row.outcome, exercised=0, scenario="")
 
     def runtest(self) -> None:
-        if self.row.outcome != FAIL:
+        if self.row.outcome == EXPECTED:
+            pytest.xfail(f"{self.row.code}: {self.row.reason}")
+        if self.row.outcome not in (FAIL, EXPECTED):
             pytest.skip(f"{self.row.outcome}: {self.row.reason}")
         case = Case(rule=self.row.id, scenario="", outcome=FAIL, code=self.row.code, detail=self.row.reason)
         raise Violation(case, failure_text(case, self.record, Path()))
+
+
+class ExpectedItem(JudgedItem):
+    """An entry of the list of expected failures. Never part of the verdict: the implementation is what it is."""
+
+    def __init__(self, *, entry: Expected, stale: str, **more: Any) -> None:
+        super().__init__(**more)
+        self.stale = stale
+        self.describe(expected=entry.rule, code=entry.code, issue=entry.issue, expiry=str(entry.expiry))
+
+    def runtest(self) -> None:
+        if self.stale:
+            raise StaleList(self.stale)
 
 
 class TranscriptItem(JudgedItem):
@@ -137,13 +177,15 @@ def evidence_at(folder: str) -> Evidence:
 
 
 def collect(parent: pytest.Collector, profile: str, folder: str) -> Iterator[pytest.Item]:
-    """The items of one profile, in catalogue order: cases, rules without a case, transcripts."""
+    """The items of one profile, in catalogue order: cases, rules without a case, expected failures, transcripts."""
     evidence = evidence_at(folder)
     record, option = evidence.record, parent.config.option
     if profile in record.claimed and profile not in evidence.profiles():
         return
     levels = {"must", option.colocert_level}
-    for row in judge(evidence).rules:
+    listed = expected_at(expect_file(parent.config))
+    judged = judge(evidence, Selection(record.options.profiles, expected=listed))
+    for row in judged.rules:
         rule = catalogue()[row.id]
         if rule.profile != profile:
             continue
@@ -155,12 +197,32 @@ def collect(parent: pytest.Collector, profile: str, folder: str) -> Iterator[pyt
                     case=case,
                     evidence=evidence,
                     binds=rule.level in levels,
+                    reason=_reason(case, listed),
                 )
-        if row.outcome in _SKIPPED or (row.outcome == FAIL and not row.cases):
+        if row.outcome in _SKIPPED or (row.outcome in (FAIL, EXPECTED) and not row.cases):
             named = row.code or row.outcome
             yield RuleItem.from_parent(parent, name=f"{row.id}[{named}]", row=row, record=record)
+    for entry in listed if profile in evidence.profiles() and not narrowed_by(record.options) else ():
+        if catalogue()[entry.rule].profile == profile:
+            stale = next((s.text for s in judged.stale if (s.rule, s.code) == (entry.rule, entry.code)), "")
+            yield ExpectedItem.from_parent(
+                parent, name=f"expected[{entry.rule}-{entry.code}]", entry=entry, stale=stale
+            )
     if option.colocert_snapshot_dir:
         yield from _transcripts(parent, profile, evidence)
+
+
+@functools.lru_cache(maxsize=4)
+def expected_at(path: str) -> tuple[Expected, ...]:
+    """The expected failures of this run, read once a process."""
+    return read_expected(Path(path)) if path else ()
+
+
+def _reason(case: Case, listed: tuple[Expected, ...]) -> str:
+    """Why a failure is expected; empty for any other case."""
+    if not excused(case, listed):
+        return ""
+    return next(e.reason for e in listed if (e.rule, e.code) == (case.rule, case.code))
 
 
 def _transcripts(parent: pytest.Collector, profile: str, evidence: Evidence) -> Iterator[pytest.Item]:

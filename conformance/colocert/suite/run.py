@@ -25,19 +25,30 @@ from typing import Any
 import msgspec
 import pytest
 
-from colocert.judge import EXIT_CODES, FAIL, HARNESS_ERROR, USAGE_ERROR, Evidence, Judged, Selection, judge, narrowed_by
-from colocert.plugin import WORKER_EVIDENCE
+from colocert.expected import FILE, Expected, ExpectedError, read_expected
+from colocert.judge import (
+    EXIT_CODES,
+    EXPECTED,
+    FAIL,
+    HARNESS_ERROR,
+    USAGE_ERROR,
+    Evidence,
+    Judged,
+    Selection,
+    judge,
+    narrowed_by,
+)
+from colocert.plugin import WORKER_EVIDENCE, WORKER_EXPECT
 from colocert.record.manifest import EvidenceError, Options, Problem, Record
 from colocert.record.runner import record
 from colocert.report import terminal
-from colocert.report.certificate import certificate, write_certificate
+from colocert.report.certificate import certificate, digests, write_certificate
 from colocert.report.transcript import write_transcripts
 from colocert.rules.catalogue import PROFILES
 from colocert.suite.items import evidence_at
 from colocert.trace import TraceError
 
 USAGE, HARNESS = EXIT_CODES[USAGE_ERROR], EXIT_CODES[HARNESS_ERROR]
-FULL_FAULT_DEPTH = 6
 KEPT_FOLDERS = 3
 
 
@@ -50,6 +61,8 @@ class Run:
         self.here = config.invocation_params.dir
         self.folder = Path()
         self.judged: Judged | None = None
+        self.expect: Path | None = None
+        self.expected: tuple[Expected, ...] = ()
         self.interrupted = False
         self._ran: set[str] = set()
         self._others_failed = 0
@@ -96,7 +109,19 @@ class Run:
             told = "--snapshot-update writes transcripts and needs --snapshot-dir=DIR"
         elif getattr(option, "update_snapshots", False) and os.environ.get("CI"):
             told = "--snapshot-update refuses to run where CI is set: golden transcripts are accepted by a person"
+        if not told:
+            try:
+                self._read_expected()
+            except ExpectedError as error:
+                told = str(error)
         return Problem("options", told, USAGE) if told else None
+
+    def _read_expected(self) -> None:
+        """The list that `--expect` names, or the one in the rootdir if there is one."""
+        given = self.option.colocert_expect
+        path = self._at(given) if given else self.config.rootpath / FILE
+        if given or path.is_file():
+            self.expect, self.expected = path, read_expected(path)
 
     def _profiles(self) -> tuple[str, ...]:
         named = (p.strip() for p in self.option.colocert_profile.split(","))
@@ -117,6 +142,7 @@ class Run:
             depth=self.option.colocert_depth,
             faults=self.option.colocert_faults,
             fault_depth=self.option.colocert_fault_depth,
+            asked_fault_depth=self.option.colocert_fault_depth,
             workers=workers,
         )
         with importable(self.here), self._progress() as say:
@@ -162,13 +188,14 @@ class Run:
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         node.workerinput[WORKER_EVIDENCE] = str(self.folder)
+        node.workerinput[WORKER_EXPECT] = str(self.expect or "")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         facts = dict(report.user_properties)
         case = f"{facts.get('rule')}[{facts.get('scenario')}]"
         if report.when == "call" and "rule" in facts:
             self._ran.add(case)
-        if report.failed and not (report.when == "call" and facts.get("outcome") == FAIL):
+        if report.failed and not (report.when == "call" and facts.get("outcome") in (FAIL, EXPECTED)):
             self._others_failed += 1
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -222,6 +249,7 @@ class Run:
             level=self.option.colocert_level,
             left_out=left_out,
             narrowed=tuple(narrowed(self.option, recorded.options)),
+            expected=self.expected,
         )
 
     def _certificate_path(self, *, remove: bool = False) -> Path | None:
@@ -242,6 +270,7 @@ class Run:
             "seconds": round((datetime.now(timezone.utc) - self.started).total_seconds(), 3),
             "workers": self.judged.record.options.workers,
             "evidence": str(self.folder),
+            **digests(self.folder, self.judged.record),
         }
         write_certificate(path, certificate(self.judged, facts))
 
@@ -259,8 +288,6 @@ def narrowed(option: Any, recorded: Options) -> Iterator[str]:
     }
     yield from (name for name, value in given.items() if value)
     yield from narrowed_by(recorded)
-    if 0 < option.colocert_fault_depth < FULL_FAULT_DEPTH and recorded.faults == "single":
-        yield f"--fault-depth={recorded.fault_depth}"
 
 
 @contextlib.contextmanager
