@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from string import Template
+from typing import Any
 
 import colocert
 from colocert import cli_baseline, cli_plan, cli_selftest, cli_verify
@@ -52,8 +53,9 @@ def _parser() -> argparse.ArgumentParser:
 
     certify = commands.add_parser("certify", help="record and judge an implementation; arguments after -- go to pytest")
     certify.add_argument("impl", metavar="IMPL", help="entry point, module, .py file[:attr], or trace:FOLDER")
-    for name, metavar in _PASSED_ON.items():
-        certify.add_argument(f"--{name}", metavar=metavar)
+    for name, facts in _PASSED_ON.items():
+        certify.add_argument(f"--{name}", **facts)
+    certify.add_argument("--summary", type=Path, metavar="FILE", help="write a Markdown page for CI here")
     certify.add_argument("-n", dest="workers", default="0", metavar="N", help="runner children and pytest workers")
     certify.set_defaults(run=_certify)
 
@@ -78,25 +80,31 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-_PASSED_ON = {
-    "profile": "A,B",
-    "level": "must|should",
-    "depth": "N",
-    "faults": "none|single",
-    "fault-depth": "N",
-    "certificate": "FILE",
-    "evidence": "DIR",
-    "snapshot-dir": "DIR",
+_PASSED_ON: dict[str, dict[str, Any]] = {
+    "profile": {"metavar": "A,B", "help": "profiles to certify (default: all that IMPL has)"},
+    "level": {"choices": ("must", "should"), "help": "whether SHOULD rules bind too"},
+    "depth": {"metavar": "N", "type": int, "help": "explore every sequence of up to N calls"},
+    "faults": {"choices": ("none", "single"), "help": "explore with every single fault too"},
+    "fault-depth": {"metavar": "N", "type": int, "help": "length of sequences with a fault"},
+    "certificate": {"metavar": "FILE", "help": "write the certificate here, and the badge beside it"},
+    "evidence": {"metavar": "DIR", "help": "record into this folder"},
+    "expect": {"metavar": "FILE", "help": "the list of expected failures (default: colocert-expected.toml here)"},
+    "snapshot-dir": {"metavar": "DIR", "help": "compare transcripts with those in DIR"},
+    "junit-xml": {"metavar": "FILE", "help": "write pytest's JUnit report here"},
 }
-"""Options of the pytest plugin that `certify` takes and hands over as they are."""
+"""Options of pytest and of the plugin that `certify` takes and hands over as they are."""
+
+_PYTEST_ENVIRONMENT = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD")
 
 
 def _certify(arguments: argparse.Namespace) -> int:
     import pytest
 
+    from colocert.suite.outputs import Outputs
+
     here = Path.cwd()
     config = Path(colocert.__file__).parent / "suite" / "certify.ini"
-    words = ["-c", str(config), f"--rootdir={here}", "-p", "no:cacheprovider", "-n", arguments.workers]
+    words = ["-c", str(config), f"--rootdir={here}", "--noconftest", "-p", "no:cacheprovider", "-n", arguments.workers]
     for plugin in ("xdist.plugin", "syrupy", "colocert.plugin"):
         words += ["-p", plugin]
     words += ["--pyargs", "colocert.suite", f"--impl={arguments.impl}"]
@@ -104,10 +112,14 @@ def _certify(arguments: argparse.Namespace) -> int:
         value = getattr(arguments, name.replace("-", "_"))
         if value is not None:
             words.append(f"--{name}={value}")
-    for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
-        os.environ.pop(name, None)
+    theirs = {name: os.environ.pop(name) for name in _PYTEST_ENVIRONMENT if name in os.environ}
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    return int(pytest.main([*words, "-q", *arguments.pytest_args]))
+    outputs = Outputs(here / arguments.summary if arguments.summary else None)
+    try:
+        return int(pytest.main([*words, "-q", *arguments.pytest_args], plugins=[outputs]))
+    finally:
+        del os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"]
+        os.environ.update(theirs)
 
 
 def _new(arguments: argparse.Namespace) -> int:

@@ -49,11 +49,12 @@ def certificate(judged: Judged, run: Mapping[str, Any] | None = None) -> dict[st
 
 
 def digests(folder: Path, record: Record) -> dict[str, Any]:
-    """SHA-256 of the index and of every trace that a verdict rests on, for `run`; empty for a file that is not there."""
-    kept = (*record.scenarios, *(found for explored in record.explorations for found in explored.findings))
+    """SHA-256 of the index and of every trace that a verdict rests on, for `run`; empty for a file that is missing."""
+    traces = [kept.trace for kept in record.scenarios]
+    traces += [found.trace for explored in record.explorations for found in explored.findings]
     return {
         "record": file_digest(folder / "record.json"),
-        "traces": {trace: file_digest(folder / trace) for trace in sorted(one.trace for one in kept)},
+        "traces": {trace: file_digest(folder / trace) for trace in sorted(traces)},
     }
 
 

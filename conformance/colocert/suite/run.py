@@ -41,11 +41,13 @@ from colocert.judge import (
 from colocert.plugin import WORKER_EVIDENCE, WORKER_EXPECT
 from colocert.record.manifest import EvidenceError, Options, Problem, Record
 from colocert.record.runner import record
+from colocert.report import annotations as github
 from colocert.report import terminal
 from colocert.report.certificate import certificate, digests, write_certificate
 from colocert.report.transcript import write_transcripts
 from colocert.rules.catalogue import PROFILES
 from colocert.suite.items import evidence_at
+from colocert.suite.outputs import Outputs, progress
 from colocert.trace import TraceError
 
 USAGE, HARNESS = EXIT_CODES[USAGE_ERROR], EXIT_CODES[HARNESS_ERROR]
@@ -63,6 +65,7 @@ class Run:
         self.judged: Judged | None = None
         self.expect: Path | None = None
         self.expected: tuple[Expected, ...] = ()
+        self.outputs = next((p for p in config.pluginmanager.get_plugins() if isinstance(p, Outputs)), None)
         self.interrupted = False
         self._ran: set[str] = set()
         self._others_failed = 0
@@ -74,8 +77,8 @@ class Run:
         problem = self._misused()
         if problem is not None:
             return self._end(problem)
-        self._certificate_path(remove=True)
         try:
+            self._clear()
             recorded = self._recorded()
             if recorded.problem is not None:
                 return self._end(recorded.problem, recorded)
@@ -86,7 +89,7 @@ class Run:
             code = USAGE if self._given_traces() else HARNESS
             return self._end(Problem("evidence", str(error), code))
         except OSError as error:
-            return self._end(Problem("evidence", f"the evidence folder must be writable (got {error})", USAGE))
+            return self._end(Problem("evidence", f"the evidence and the outputs must be writable (got {error})", USAGE))
         except KeyboardInterrupt:
             print("\ncolocert: interrupted while recording: no verdict, no certificate", file=sys.stderr)
             return int(pytest.ExitCode.INTERRUPTED)
@@ -151,20 +154,11 @@ class Run:
     def _at(self, named: str) -> Path:
         return (self.here / named).resolve()
 
-    @contextlib.contextmanager
-    def _progress(self) -> Iterator[Any]:
-        """One line that is written over while recording; none where nobody watches."""
-        if not sys.stderr.isatty() or self.option.verbose < 0:
-            yield None
-            return
-        width = shutil.get_terminal_size().columns - 1
-
-        def say(doing: str) -> None:
-            sys.stderr.write("\r" + f"colocert: {doing}"[:width].ljust(width))
-            sys.stderr.flush()
-
-        yield say
-        sys.stderr.write("\r" + " " * width + "\r")
+    def _progress(self) -> contextlib.AbstractContextManager[Any]:
+        """What is being recorded; nothing with `-q`, unless it is `certify`."""
+        if self.option.verbose < 0 and self.outputs is None:
+            return contextlib.nullcontext()
+        return progress(log=self.outputs is not None)
 
     def _end(self, problem: Problem, recorded: Record | None = None) -> int:
         """One line, and for a harness problem the certificate that says so."""
@@ -175,6 +169,10 @@ class Run:
             base = msgspec.structs.replace(base, problem=problem)
             self.judged = Judged(base, verdict, {}, (), self._selection(base, ()), (message,))
             self._write()
+        elif self.outputs is not None:
+            self.outputs.write_problem(verdict, message)
+        if github.wanted():
+            print(github.command("error", f"colocert {verdict}", message))
         print(f"colocert: {verdict}: {message}", file=sys.stderr)
         return problem.exit_code
 
@@ -236,6 +234,8 @@ class Run:
         path = self._certificate_path()
         if path is not None:
             terminalreporter.write_line(f"certificate: {path}")
+        for line in github.annotations(self.judged) if github.wanted() else ():
+            terminalreporter.write_line(line)
 
     def _settle(self) -> None:
         evidence: Evidence = evidence_at(str(self.folder))
@@ -252,18 +252,22 @@ class Run:
             expected=self.expected,
         )
 
-    def _certificate_path(self, *, remove: bool = False) -> Path | None:
+    def _certificate_path(self) -> Path | None:
         given = self.option.colocert_certificate
-        if not given:
-            return None
-        path = self._at(given)
-        if remove:  # an older run's certificate must not stand for this one
+        return self._at(given) if given else None
+
+    def _clear(self) -> None:
+        """An older run's certificate must not stand for this one."""
+        path = self._certificate_path()
+        if path is not None:
             path.unlink(missing_ok=True)
-        return path
+            path.parent.mkdir(parents=True, exist_ok=True)
+        if self.outputs is not None:
+            self.outputs.clear(path)
 
     def _write(self) -> None:
         path = self._certificate_path()
-        if path is None or self.judged is None:
+        if self.judged is None or (path is None and self.outputs is None):
             return
         facts = {
             "started": self.started.isoformat(timespec="seconds"),
@@ -272,7 +276,11 @@ class Run:
             "evidence": str(self.folder),
             **digests(self.folder, self.judged.record),
         }
-        write_certificate(path, certificate(self.judged, facts))
+        made = certificate(self.judged, facts)
+        if path is not None:
+            write_certificate(path, made)
+        if self.outputs is not None:
+            self.outputs.write(made, path)
 
 
 def narrowed(option: Any, recorded: Options) -> Iterator[str]:
