@@ -9,6 +9,7 @@ implementation. A trace goes to its file event by event, so what was written bef
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import time
@@ -33,7 +34,7 @@ PROGRESS_SECONDS = 0.5
 
 
 class Job(msgspec.Struct, frozen=True):
-    """What the parent asks for: `load`, `scenario`, `explore` or `controls`. Paths are absolute."""
+    """What the parent asks for: `load`, `scenario`, `explore`, `controls` or `selftest`. Paths are absolute."""
 
     kind: str
     impl: str = ""
@@ -43,6 +44,7 @@ class Job(msgspec.Struct, frozen=True):
     trace: str = ""
     depth: int = 0
     fault_depth: int = 0
+    profiles: tuple[str, ...] = ()
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -136,6 +138,12 @@ class Child:
     def controls(self, job: Job) -> Answer:
         """Judges the controls of these rules."""
         return Answer(body={"controls": msgspec.to_builtins(controls.run(job.rules))})
+
+    def selftest(self, job: Job) -> Answer:
+        """Runs one of the suite's own fixtures."""
+        teeth = importlib.import_module("colocert_fixtures.selftest")
+        rows = teeth.run(job.id, job.profiles, explore=bool(job.depth))
+        return Answer(body={"rows": msgspec.to_builtins(rows)})
 
     def _kept(self, job: Job, scenario: Scenario, found: Any) -> ExploredFinding:
         steps = tuple(step for taken in found.path for step in taken.steps())

@@ -41,8 +41,7 @@ from colocert.judge import (
 from colocert.plugin import WORKER_EVIDENCE, WORKER_EXPECT
 from colocert.record.manifest import EvidenceError, Options, Problem, Record
 from colocert.record.runner import record
-from colocert.report import annotations as github
-from colocert.report import terminal
+from colocert.report import github, terminal
 from colocert.report.certificate import certificate, digests, write_certificate
 from colocert.report.transcript import write_transcripts
 from colocert.rules.catalogue import PROFILES
@@ -234,8 +233,9 @@ class Run:
         path = self._certificate_path()
         if path is not None:
             terminalreporter.write_line(f"certificate: {path}")
-        for line in github.annotations(self.judged) if github.wanted() else ():
-            terminalreporter.write_line(line)
+        if github.wanted():
+            for command in github.commands(self.judged):
+                terminalreporter.write_line(command)
 
     def _settle(self) -> None:
         evidence: Evidence = evidence_at(str(self.folder))

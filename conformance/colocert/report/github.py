@@ -18,7 +18,7 @@ def wanted() -> bool:
     return os.environ.get("GITHUB_ACTIONS") == "true"
 
 
-def annotations(judged: Judged) -> Iterator[str]:
+def commands(judged: Judged) -> Iterator[str]:
     """An error for each rule that fails and binds and each stale entry; a warning for what is known or left out."""
     for row in judged.rules:
         if row.outcome == FAIL and row.level in ("must", judged.selection.level):
