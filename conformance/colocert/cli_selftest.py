@@ -130,7 +130,7 @@ def _show(rows: list[Any], profiles: tuple[str, ...]) -> int:
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PAGE)
     for profile in (*profiles, ""):
         mine = [row for row in rows if row.profile == profile]
         for kind, columns in _COLUMNS.items():
@@ -139,7 +139,7 @@ def _show(rows: list[Any], profiles: tuple[str, ...]) -> int:
                 title = Text(f"{profile or 'of an extra'}: {kind}s", style="bold")
                 table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
                 for title_of_column in columns:
-                    table.add_column(title_of_column, no_wrap=title_of_column == "outcome", overflow="fold")
+                    table.add_column(title_of_column, no_wrap=title_of_column != columns[-1])
                 for row in shown:
                     table.add_row(*(Text(cell) for cell in _cells(row)), style=_STYLES.get(row.outcome, ""))
                 console.print(table)
@@ -161,9 +161,10 @@ def _show(rows: list[Any], profiles: tuple[str, ...]) -> int:
 
 
 _COLUMNS = {
-    "mutant": ("mutant", "rule", "code", "outcome", "found out on", "also found by, or why not"),
+    "mutant": ("mutant", "rule", "code", "outcome", "on", "also found by, or why not"),
     "variant": ("variant", "outcome", "why not"),
 }
+_PAGE = 160
 _STYLES = {"void": "red", "not-run": "yellow"}
 
 
