@@ -154,4 +154,16 @@ GROUP_SCENARIOS: tuple[Scenario, ...] = (
         "train",
         lora=False,
     ),
+    _scenario(
+        "killed-replaced",
+        "plan 1 sleep killed",
+        "train",
+        "offload",
+        "replace 1",
+        "update_weights",
+        "onload",
+        "train",
+        lora=False,
+        needs="replacement",
+    ),
 )
