@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from colocert.judge import Evidence, Selection, judge
+from colocert.judge import Evidence, Selection, judge, narrowed_by
 from colocert.record.manifest import (
     ControlRecord,
     EvidenceError,
@@ -181,3 +181,23 @@ def test_the_profiles_are_those_of_the_contract() -> None:
     from colocert.rig.contract import FACTORIES
 
     assert tuple(FACTORIES) == PROFILES
+
+
+@pytest.mark.parametrize(
+    ("asked", "narrowed"),
+    [
+        ({}, ()),
+        ({"depth": 5}, ("--depth=5",)),
+        ({"faults": "none"}, ("--faults=none",)),
+        ({"asked_fault_depth": 2, "fault_depth": 2}, ("--fault-depth=2",)),
+        ({"asked_fault_depth": 7, "fault_depth": 7}, ()),
+        ({"fault_depth": 3}, ()),
+        ({"depth": 2, "faults": "none", "asked_fault_depth": 2}, ("--depth=2", "--faults=none")),
+    ],
+    ids=str,
+)
+def test_what_a_recording_was_asked_to_leave_out_is_known_from_it(
+    asked: dict[str, Any], narrowed: tuple[str, ...]
+) -> None:
+    """A fault depth that a costly implementation lowers by itself narrows nothing."""
+    assert narrowed_by(Options(**asked)) == narrowed
