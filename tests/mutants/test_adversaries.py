@@ -27,6 +27,13 @@ def test_no_rule_passes_on_an_inert_driver() -> None:
     assert {rule for rule, _ in outcome.exercised} == set(outcome.rules()) == {"HO-08"}
 
 
+def test_no_rule_passes_on_an_inert_group() -> None:
+    """It starts no rank, so there is nothing to judge."""
+    outcome = judged(inert.implementation, profile="group")
+    assert outcome.rules() == []
+    assert outcome.exercised == {}
+
+
 def test_no_rule_passes_on_an_inert_trainer() -> None:
     """A bound rule either finds fault or is not exercised, in scenarios and in exploration."""
     outcome = judged(inert.implementation, depth=4, fault_depth=2)

@@ -133,6 +133,14 @@ def test_what_narrows_a_run_is_named(run: Pytest, impl: Impl, words: list[str]) 
     assert any(words[0].split("=")[0] in named for named in ended.certificate["selection"]["narrowed"])
 
 
+def test_a_run_of_the_last_failures_is_named(run: Pytest, impl: Impl) -> None:
+    """The other runs here have no cache."""
+    ended = run(impl("small"), "--profile=lifecycle", "--depth=0", "-p", "cacheprovider", "--lf")
+    assert ended.code == 10
+    assert ended.certificate is not None
+    assert "--lf" in ended.certificate["selection"]["narrowed"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [["-k", "not LC-03"], ["--faults=none"], ["--depth=5"]], ids=lambda words: words[0])
 def test_a_narrowed_run_of_the_reference_is_incomplete(run: Pytest, words: list[str]) -> None:

@@ -4,7 +4,8 @@ Knows where the controls are and how to judge one. Does not know the implementat
 child of their own, where nothing of it was imported.
 
 An inert implementation, which does nothing, must not pass any rule; for each required rule one mutant must be found
-out by that rule with the code it names. A control that is green says that the suite did not work on this machine.
+out by that rule with the code it names. A control that is green says that the suite did not work on this machine. One
+that needs a package which is not installed is not run, and says which.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from colocert.record.manifest import ControlRecord
 from colocert.record.registry import ALL_SCENARIOS, BY_ID
 from colocert.record.registry import run as run_scenario
 from colocert.record.scenarios import Scenario
-from colocert.rig.contract import Claims
+from colocert.rig.contract import FACTORIES, Claims
 from colocert.rules.catalogue import Rule, catalogue
 from colocert.trace.events import AnyEvent
 
@@ -35,8 +36,8 @@ def run(rule_ids: Iterable[str]) -> tuple[ControlRecord, ...]:
     if importlib.util.find_spec(FIXTURES) is None:
         missing = f"{FIXTURES} is not installed"
         return tuple(ControlRecord(name, rule, "", NOT_RUN, missing) for name, rule in _names(rules))
-    mutants = _mutants()
-    return (_inert(rules), *(_mutant(rule, mutants.get(rule.id)) for rule in rules))
+    mutants, absent = _mutants({rule.profile for rule in rules})
+    return (*_inert(rules), *(_mutant(rule, mutants.get(rule.id), absent.get(rule.profile, "")) for rule in rules))
 
 
 def _names(rules: list[Rule]) -> Iterator[tuple[str, str]]:
@@ -45,20 +46,39 @@ def _names(rules: list[Rule]) -> Iterator[tuple[str, str]]:
         yield "mutant", rule.id
 
 
-def _mutants() -> dict[str, Any]:
-    """The first mutant of each rule, by the order of their names."""
+def _mutants(profiles: set[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The first mutant of each rule, by name; and by profile, the package that keeps some of them from being there."""
     found: dict[str, Any] = {}
-    package = importlib.import_module(f"{FIXTURES}.mutants")
-    for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if not info.ispkg:
-            module = importlib.import_module(info.name)
-            found.setdefault(module.KILLED_BY[0], module)
-    return found
+    absent: dict[str, str] = {}
+    for profile in sorted(profiles):
+        name = f"{FIXTURES}.mutants.{profile.replace('-', '_')}"
+        if importlib.util.find_spec(name) is None:
+            continue
+        for info in pkgutil.iter_modules(importlib.import_module(name).__path__, name + "."):
+            try:
+                module = importlib.import_module(info.name)
+            except ModuleNotFoundError as error:
+                absent[profile] = missing(error)
+            else:
+                found.setdefault(module.KILLED_BY[0], module)
+    return found, absent
 
 
-def _mutant(rule: Rule, module: Any) -> ControlRecord:
+def missing(error: ModuleNotFoundError) -> str:
+    """The package that is not installed. Raises the error again if it is one of our own."""
+    package = (error.name or "").partition(".")[0]
+    if not package or package.startswith("colocert"):
+        raise error
+    return package
+
+
+def _mutant(rule: Rule, module: Any, absent: str) -> ControlRecord:
     if module is None:
-        return ControlRecord("mutant", rule.id, "", NOT_RUN, f"there is no mutant for {rule.id}")
+        why = f"needs {absent}, which is not installed" if absent else f"there is no mutant for {rule.id}"
+        return ControlRecord("mutant", rule.id, "", NOT_RUN, why)
+    if not hasattr(module.implementation, FACTORIES[rule.profile]):
+        why = f"has no factory {FACTORIES[rule.profile]} here: an extra is not installed"
+        return ControlRecord(module.implementation.name, rule.id, module.KILLED_BY[1], NOT_RUN, why)
     name, code = module.__name__.rpartition(".")[2], module.KILLED_BY[1]
     first = [BY_ID[s] for s in rule.scenarios]
     rest = (s for s in ALL_SCENARIOS if s.profile == rule.profile and s not in first)
@@ -69,8 +89,18 @@ def _mutant(rule: Rule, module: Any) -> ControlRecord:
     return ControlRecord(name, rule.id, code, GREEN, f"{rule.id} did not find {code} on any scenario")
 
 
-def _inert(rules: list[Rule]) -> ControlRecord:
+def _inert(rules: list[Rule]) -> Iterator[ControlRecord]:
+    """The inert one over every profile that it has a factory for; a profile without one is not run, by name."""
     implementation = importlib.import_module(INERT).implementation
+    without = {rule.profile for rule in rules if not hasattr(implementation, FACTORIES[rule.profile])}
+    for profile in sorted(without):
+        yield ControlRecord("inert", "", "", NOT_RUN, f"has no factory for {profile} here")
+    rules = [rule for rule in rules if rule.profile not in without]
+    if rules:
+        yield _idle(implementation, rules)
+
+
+def _idle(implementation: Any, rules: list[Rule]) -> ControlRecord:
     times = dict.fromkeys((rule.id for rule in rules), 0)
     failed: set[str] = set()
     profiles = {rule.profile for rule in rules}

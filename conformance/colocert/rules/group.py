@@ -30,8 +30,10 @@ class ReachesEveryRank(GroupFold):
         elif isinstance(event, Change) and event.what == "call.overdue":
             self.found(event, "overdue", "a rank that does not answer is an error within the deadline", "no end")
         elif isinstance(event, Change) and event.what == "group.closed":
-            self.met("left-behind")
-            if left := [*event.facts["processes"], *event.facts["shared_memory"]]:
+            left = [*event.facts["processes"], *event.facts["shared_memory"]]
+            if left or self.ranks.incarnation:  # a group that started no rank has cleared nothing up
+                self.met("left-behind")
+            if left:
                 self.found(event, "left-behind", "nothing of the ranks outlives close()", ", ".join(left))
 
     def ended(self, event: CallEnd | CallRaise) -> None:
