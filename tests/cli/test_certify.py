@@ -64,8 +64,8 @@ def test_everything_is_written_and_the_verdict_is_the_last_line(command: Command
     assert ended.stdout.splitlines()[-1].startswith("colocert: not-conformant (lifecycle): 21 rules, ")
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
         "c.badge.json",
+        "c.badge.svg",
         "c.json",
-        "c.svg",
         "junit.xml",
         "s",
     ]
@@ -84,7 +84,7 @@ def test_everything_is_written_and_the_verdict_is_the_last_line(command: Command
 
 
 def test_an_older_page_and_badge_do_not_stand_for_a_run_without_them(command: Command, tmp_path: Path) -> None:
-    for name in ("c.json", "c.svg", "c.badge.json", "page.md"):
+    for name in ("c.json", "c.badge.svg", "c.badge.json", "page.md"):
         (tmp_path / name).write_text("old")
     ended = command(
         "certify",

@@ -60,7 +60,7 @@ def test_a_broken_implementation_fails_the_job_and_says_why(action: dict[str, An
     certificate = Path(outputs["certificate"])
     assert certificate == tmp_path / "work" / "colocert-out" / "certificate.json"
     assert json.loads(certificate.read_text())["verdict"] == "not-conformant"
-    assert {"certificate.svg", "certificate.badge.json", "junit.xml", "evidence", "summary.md"} <= {
+    assert {"certificate.badge.svg", "certificate.badge.json", "junit.xml", "evidence", "summary.md"} <= {
         path.name for path in certificate.parent.iterdir()
     }
     assert shown.startswith("# colocert: not-conformant\n")

@@ -109,8 +109,11 @@ def test_a_wrong_list_is_one_line_and_4_before_anything_runs(
     run: Pytest, impl: Impl, tmp_path: Path, text: str, told: str
 ) -> None:
     (tmp_path / "colocert-expected.toml").write_text(text)
-    ended = run(impl("small"), "--profile=lifecycle", "--depth=0")
+    old = tmp_path / "old.json"
+    old.write_text("{}")
+    ended = run(impl("small"), "--profile=lifecycle", "--depth=0", f"--certificate={old}")
     assert ended.code == 4
+    assert not old.exists()
     assert told in ended.err
     assert len(ended.err.splitlines()) == 1
     assert ended.out == ""

@@ -123,7 +123,7 @@ def test_each_verdict_has_a_colour_and_its_name(conforming: Evidence, verdict: s
 
 
 def test_the_badge_lies_beside_the_certificate() -> None:
-    assert badge_paths(Path("out/c.json")) == (Path("out/c.svg"), Path("out/c.badge.json"))
+    assert badge_paths(Path("out/c.json")) == (Path("out/c.badge.svg"), Path("out/c.badge.json"))
 
 
 # ---- annotations

@@ -64,7 +64,8 @@ def svg(made: Mapping[str, Any]) -> str:
 
 def badge_paths(certificate: Path) -> tuple[Path, Path]:
     """Where the picture and the endpoint's JSON of a certificate lie: beside it."""
-    return certificate.with_suffix(".svg"), certificate.with_suffix(".badge.json")
+    name = f"{certificate.stem}.badge"
+    return certificate.with_name(f"{name}.svg"), certificate.with_name(f"{name}.json")
 
 
 def _width(text: str) -> int:

@@ -73,11 +73,10 @@ class Run:
 
     def record(self) -> int | None:
         """Records, judges every trace once, and writes the transcripts. An exit code if the run ends here."""
-        problem = self._misused()
+        problem = self._cleared() or self._misused()
         if problem is not None:
             return self._end(problem)
         try:
-            self._clear()
             recorded = self._recorded()
             if recorded.problem is not None:
                 return self._end(recorded.problem, recorded)
@@ -88,7 +87,7 @@ class Run:
             code = USAGE if self._given_traces() else HARNESS
             return self._end(Problem("evidence", str(error), code))
         except OSError as error:
-            return self._end(Problem("evidence", f"the evidence and the outputs must be writable (got {error})", USAGE))
+            return self._end(Problem("evidence", f"the evidence folder must be writable (got {error})", USAGE))
         except KeyboardInterrupt:
             print("\ncolocert: interrupted while recording: no verdict, no certificate", file=sys.stderr)
             return int(pytest.ExitCode.INTERRUPTED)
@@ -256,14 +255,18 @@ class Run:
         given = self.option.colocert_certificate
         return self._at(given) if given else None
 
-    def _clear(self) -> None:
-        """An older run's certificate must not stand for this one."""
+    def _cleared(self) -> Problem | None:
+        """An older run's certificate must not stand for this one, however it ends."""
         path = self._certificate_path()
-        if path is not None:
-            path.unlink(missing_ok=True)
-            path.parent.mkdir(parents=True, exist_ok=True)
-        if self.outputs is not None:
-            self.outputs.clear(path)
+        try:
+            if path is not None:
+                path.unlink(missing_ok=True)
+                path.parent.mkdir(parents=True, exist_ok=True)
+            if self.outputs is not None:
+                self.outputs.clear(path)
+        except OSError as error:
+            return Problem("outputs", f"what is to be written must be writable (got {error})", USAGE)
+        return None
 
     def _write(self) -> None:
         path = self._certificate_path()
