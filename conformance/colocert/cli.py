@@ -152,6 +152,7 @@ def _judge(arguments: argparse.Namespace) -> int:
 
     from colocert.judge import Evidence, Selection, judge, narrowed_by
     from colocert.record.manifest import EvidenceError
+    from colocert.report.peaks import highest_peaks
     from colocert.report.terminal import summary, verdict_line
     from colocert.trace import TraceError
 
@@ -162,7 +163,7 @@ def _judge(arguments: argparse.Namespace) -> int:
         judged = judge(evidence, Selection(options.profiles, arguments.level, narrowed=narrowed_by(options)))
     except (EvidenceError, TraceError) as error:
         raise UsageError(str(error)) from error
-    for line in (*summary(judged), verdict_line(judged)):
+    for line in (*summary(judged, highest_peaks(evidence)), verdict_line(judged)):
         console.print(line.text, style=line.style or None, markup=False)
     return judged.exit_code
 

@@ -12,7 +12,7 @@ import hashlib
 import json
 import platform
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from importlib import metadata, resources
 from pathlib import Path
@@ -23,6 +23,8 @@ import msgspec
 import colocert
 from colocert.judge import NOT_RUN, Judged
 from colocert.record.manifest import Record
+from colocert.report.peaks import Peaks
+from colocert.report.peaks import facts as peak_facts
 from colocert.rules.catalogue import catalogue, catalogue_digest
 
 SCHEMA = "colocert-certificate/1"
@@ -30,8 +32,11 @@ _SUITE = ("judge.py", "record", "rig", "rules", "suite", "trace")
 _TOOLS = ("msgspec", "pytest", "pytest-xdist", "syrupy")
 
 
-def certificate(judged: Judged, run: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The certificate as plain data. `run` adds volatile facts: workers, evidence, started."""
+def certificate(judged: Judged, run: Mapping[str, Any] | None = None, peaks: Sequence[Peaks] = ()) -> dict[str, Any]:
+    """The certificate as plain data. `run` adds volatile facts: workers, evidence, started.
+
+    `peaks` go to the hand-off profile: what each side held at most, when, and what was in it.
+    """
     record = judged.record
     return {
         "schema": SCHEMA,
@@ -39,7 +44,10 @@ def certificate(judged: Judged, run: Mapping[str, Any] | None = None) -> dict[st
         "implementation": _implementation(record),
         "environment": environment(),
         "claims": record.claims,
-        "profiles": {name: {"verdict": verdict} for name, verdict in judged.profiles.items()},
+        "profiles": {
+            name: {"verdict": verdict, **({"peaks": peak_facts(peaks)} if peaks and name == "handoff" else {})}
+            for name, verdict in judged.profiles.items()
+        },
         "rules": list(_rules(judged)),
         "controls": [msgspec.to_builtins(control) for control in record.controls],
         "selection": _selection(judged),

@@ -28,6 +28,8 @@ from colocert.judge import (
     narrowed_by,
 )
 from colocert.record.manifest import COMPLETE, Record
+from colocert.report.peaks import Peaks
+from colocert.report.peaks import rows as peak_rows
 from colocert.report.transcript import Line, lines
 from colocert.rules.catalogue import RUNNER_CODES, Rule, catalogue
 from colocert.rules.fold import Finding
@@ -134,15 +136,24 @@ def _labelled(label: str, text: str, *, wrap: bool = True) -> list[str]:
 # ---- summary
 
 
-def summary(judged: Judged) -> Iterator[Styled]:
-    """The table of rules, then why the verdict is not better than it is."""
+def summary(judged: Judged, peaks: Sequence[Peaks] = ()) -> Iterator[Styled]:
+    """The table of rules, the peaks of the hand-offs, then why the verdict is not better than it is."""
     rules = [r for r in judged.rules if r.profile in judged.profiles]
     if rules:
         yield Styled(f"{'rule':<8}{'level':<8}{'outcome':<16}{'exercised':>10}  {'scenario':<30}code or reason", "bold")
     for row in rules:
         yield Styled(_row(row), _style(row, judged.selection.level))
+    yield from _peaks(peaks)
     for reason in judged.reasons:
         yield Styled(f"because: {reason}")
+
+
+def _peaks(peaks: Sequence[Peaks]) -> Iterator[Styled]:
+    """What each side held at most, one block a mode: when first, and what it was."""
+    if peaks:
+        yield Styled(f"{'peaks':<16}{'of':<10}{'on':<8}{'most':>9}  {'when':<52}what was in it", "bold")
+    for mode, place, side, most, when, held in peak_rows(peaks):
+        yield Styled(f"{mode:<16}{side:<10}{place:<8}{most:>9}  {when:<52}{held}".rstrip())
 
 
 def _row(row: RuleOutcome) -> str:

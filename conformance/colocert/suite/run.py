@@ -31,6 +31,7 @@ from colocert.record.manifest import EvidenceError, Options, Problem, Record
 from colocert.record.runner import record
 from colocert.report import terminal
 from colocert.report.certificate import certificate, write_certificate
+from colocert.report.peaks import Peaks, highest_peaks
 from colocert.report.transcript import write_transcripts
 from colocert.rules.catalogue import PROFILES
 from colocert.suite.items import evidence_at
@@ -50,6 +51,7 @@ class Run:
         self.here = config.invocation_params.dir
         self.folder = Path()
         self.judged: Judged | None = None
+        self.peaks: tuple[Peaks, ...] = ()
         self.interrupted = False
         self._ran: set[str] = set()
         self._others_failed = 0
@@ -204,7 +206,7 @@ class Run:
         if self.judged is None:
             return
         terminalreporter.write_sep("=", f"colocert: {self.judged.record.name} {self.judged.record.version}")
-        for line in terminal.summary(self.judged):
+        for line in terminal.summary(self.judged, self.peaks):
             terminalreporter.write_line(line.text, **line.markup)
         path = self._certificate_path()
         if path is not None:
@@ -214,6 +216,7 @@ class Run:
         evidence: Evidence = evidence_at(str(self.folder))
         left_out = [c for c in (f"{c.rule}[{c.scenario}]" for c in evidence.cases) if c not in self._ran]
         self.judged = judge(evidence, self._selection(evidence.record, tuple(left_out)))
+        self.peaks = highest_peaks(evidence)
         self._write()
 
     def _selection(self, recorded: Record, left_out: tuple[str, ...]) -> Selection:
@@ -243,7 +246,7 @@ class Run:
             "workers": self.judged.record.options.workers,
             "evidence": str(self.folder),
         }
-        write_certificate(path, certificate(self.judged, facts))
+        write_certificate(path, certificate(self.judged, facts, self.peaks))
 
 
 def narrowed(option: Any, recorded: Options) -> Iterator[str]:
