@@ -172,7 +172,6 @@ def test_the_order_is_the_reference_drivers(mode: str, monkeypatch: pytest.Monke
     config = dataclasses.replace(config_of(shape, mode))
     rig = Rig(config, CLAIMS, theirs.append, started=False)
     rig.chain([plans.PlannedTrainer(rank, rig.engines, shape) for rank in rig.ranks])
-    theirs.clear()
     rig.run(driver(rig).run(1))
     rig.close()
 
@@ -183,7 +182,6 @@ def test_the_order_is_the_reference_drivers(mode: str, monkeypatch: pytest.Monke
         return apply(books, event)
 
     monkeypatch.setattr(plans.Books, "apply", keep)
-    monkeypatch.setattr(plans, "resize_engine", lambda engine, sizes: ours.clear())
     plan_moments = plans._moments(shape, mode, early_grads=True)
     assert plan_moments
     assert moves_of(ours) == moves_of(theirs)

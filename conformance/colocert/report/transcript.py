@@ -150,7 +150,7 @@ def _any(event: AnyEvent) -> tuple[str, ...]:
 
 
 _SHOW: Mapping[type, Callable[[Any], tuple[str, ...]]] = {
-    ev.Config: lambda e: ("config", facts(e.facts, leave_out=("regions",))),
+    ev.Config: lambda e: ("config", facts(e.facts, leave_out=("engine_sizes", "regions"))),
     ev.CallBegin: lambda e: ("call", e.actor, e.method),
     ev.CallEnd: lambda e: ("end", e.actor, e.method),
     ev.CallRaise: lambda e: ("raise", e.actor, e.method, e.error),
