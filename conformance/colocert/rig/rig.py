@@ -90,6 +90,12 @@ class Rig(RankRig):
         self.trainers = [TrainerHandle(rank, trainer) for rank, trainer in zip(self.ranks, trainers, strict=True)]
         return self.trainers
 
+    def chain_critics(self, critics: Iterable[Any]) -> list[TrainerHandle]:
+        """The same for `critics`."""
+        ranks = [handle.rank for handle in self.critics]
+        self.critics = [TrainerHandle(rank, critic) for rank, critic in zip(ranks, critics, strict=True)]
+        return self.critics
+
     # ---- statements, patches
 
     def record(self, op: str, **facts: Any) -> None:
