@@ -168,7 +168,7 @@ class TestTheCheckout:
     def test_a_critic_trains_in_cpu_peak_beside_the_actors(self, runs: Runs) -> None:
         events = runs["cpu-full-critic"]
         trained = [e.actor for e in events if isinstance(e, CallEnd) and e.method == "train"]
-        assert trained == ["critic", "trainer"] * 2
+        assert sorted(trained) == ["critic", "critic", "trainer", "trainer"]  # side by side, or one after the other
         assert not [e for e in events if isinstance(e, CallRaise)]
 
     def test_a_resampled_rollout_asks_the_engines_twice(self, runs: Runs) -> None:
