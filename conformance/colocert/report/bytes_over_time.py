@@ -1,4 +1,4 @@
-"""Bytes over events: what was on the device and on the host after each event, by owner and tag, and the calls beside it.
+"""Bytes over events: what was on the device and on the host after each event, by owner and tag, with the calls.
 
 Knows the byte ledger of each rank and engine, and when a process ends. Does not know rules, nor how this is drawn.
 
@@ -83,7 +83,7 @@ class Mark(NamedTuple):
 
 
 class Series(NamedTuple):
-    """The bytes of one trace. `events` is how many there are; `profile`, `scenario`, `config` and `claims` as stated."""
+    """The bytes of one trace of so many `events`; `profile`, `scenario`, `config` and `claims` as it states them."""
 
     events: int
     columns: tuple[Column, ...]

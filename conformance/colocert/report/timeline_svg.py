@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 from xml.sax.saxutils import escape, quoteattr
@@ -102,7 +103,7 @@ def timeline(
     y = _lanes(parts, series, frame, y + 4)
     bottom = y
     y = _axis(parts, frame, y + 14)
-    y = _flags(parts, marks, frame, top, bottom, y, width)
+    y = _flags(parts, series, marks, frame, (top, bottom), y, width)
     return _document(parts, width, math.ceil(y + 6), series, marks, title, hatch, alone=alone)
 
 
@@ -173,9 +174,7 @@ def _visible(series: Series, frame: Frame) -> list[Column]:
     return [series.held(int(frame.first))._replace(at=int(frame.first)), *inside]
 
 
-def _area(
-    frame: Frame, panel: Panel, columns: list[Column], below: list[int], heights: list[int], end: int
-) -> str:
+def _area(frame: Frame, panel: Panel, columns: list[Column], below: list[int], heights: list[int], end: int) -> str:
     """The outline of one layer: pieces where it is not empty, each there along its top and back along its bottom."""
     edges = [*(frame.x(c.at) for c in columns), frame.x(end)]
     pieces: list[str] = []
@@ -332,9 +331,16 @@ def _axis(parts: list[str], frame: Frame, y: float) -> float:
 
 
 def _flags(
-    parts: list[str], marks: Sequence[Mark], frame: Frame, top: float, bottom: float, y: float, width: int
+    parts: list[str],
+    series: Series,
+    marks: Sequence[Mark],
+    frame: Frame,
+    edges: tuple[float, float],
+    y: float,
+    width: int,
 ) -> float:
     """A line for each finding, a numbered flag at its head, and below the axis what the numbers stand for."""
+    top, bottom = edges
     seen = [m for m in marks if frame.has(m.at)]
     drawn = seen[:_MARKS]
     for at, together in itertools.groupby(enumerate(drawn, 1), lambda numbered: numbered[1].at):
@@ -343,14 +349,24 @@ def _flags(
         parts.append(f'<path d="M{x:.1f} {top - 4:.1f}V{bottom:.1f}" class="g-mark" stroke-width="2"/>')
         parts.append(rect(x - half, top - 16, 2 * half, 16, cls="g-flag"))
         parts.append(text(x, top - 4, numbers, size_=11, weight="bold", anchor="middle", cls="g-onflag"))
-    for number, mark in enumerate(drawn, 1):
-        y += 17
-        said = f"{number}  event {mark.at}: {mark.rule} {mark.code}"
-        room = width - frame.left - len(said) * _CHAR
-        parts.append(text(frame.left, y, said + (f"; {mark.said}" if len(mark.said) * 5.9 < room else ""), cls="g-said"))
+    for at, together in itertools.groupby(enumerate(drawn, 1), lambda numbered: numbered[1].at):
+        for number, mark in together:
+            said = f"{number}  event {at}: {mark.rule} {mark.code}; {mark.said}"
+            y = _wrapped(parts, said, y, width, "g-said")
+        held = series.held(at)
+        y = _wrapped(parts, f"device after it: {held_in_words(held.device)}", y, width, "g-muted")
+        if held.host:
+            y = _wrapped(parts, f"host after it: {held_in_words(held.host)}", y, width, "g-muted")
     if len(seen) > _MARKS:
         y += 17
-        parts.append(text(frame.left, y, f"and {len(seen) - _MARKS} more findings", cls="g-said"))
+        parts.append(text(_RIGHT, y, f"and {len(seen) - _MARKS} more findings", cls="g-said"))
+    return y
+
+
+def _wrapped(parts: list[str], said: str, y: float, width: int, cls: str) -> float:
+    for line in textwrap.wrap(said, int((width - 2 * _RIGHT) / _CHAR), break_long_words=False):
+        y += 17
+        parts.append(text(_RIGHT, y, line, cls=cls))
     return y
 
 
@@ -361,11 +377,12 @@ def table(series: Series, most: int = 60) -> list[tuple[str, str, str, str]]:
     for column in series.columns[::step]:
         inside = [s for s in series.spans if s.begin <= column.at <= s.end]
         call = ", ".join(f"{s.lane} {s.method}" for s in inside[:3])
-        rows.append((str(column.at), call, _held(column.device), _held(column.host)))
+        rows.append((str(column.at), call, held_in_words(column.device), held_in_words(column.host)))
     return rows
 
 
-def _held(held: Held) -> str:
+def held_in_words(held: Held) -> str:
+    """What was held, in total and by owner and tag."""
     if not held:
         return "nothing"
     parts = []

@@ -29,7 +29,7 @@ from colocert.judge import EXIT_CODES, FAIL, HARNESS_ERROR, USAGE_ERROR, Evidenc
 from colocert.plugin import WORKER_EVIDENCE
 from colocert.record.manifest import EvidenceError, Options, Problem, Record
 from colocert.record.runner import record
-from colocert.report import terminal
+from colocert.report import html, terminal
 from colocert.report.certificate import certificate, write_certificate
 from colocert.report.peaks import Peaks, highest_peaks
 from colocert.report.transcript import write_transcripts
@@ -63,7 +63,8 @@ class Run:
         problem = self._misused()
         if problem is not None:
             return self._end(problem)
-        self._certificate_path(remove=True)
+        self._path("certificate", remove=True)
+        self._path("report", remove=True)
         try:
             recorded = self._recorded()
             if recorded.problem is not None:
@@ -92,6 +93,8 @@ class Run:
             told = (
                 f"--depth and --fault-depth are 0 or more (got {option.colocert_depth}, {option.colocert_fault_depth})"
             )
+        elif wrong := self._unwritable():
+            told = wrong
         elif option.colocert_snapshot_dir and not hasattr(option, "update_snapshots"):
             told = "--snapshot-dir needs the syrupy plugin, which is switched off"
         elif getattr(option, "update_snapshots", False) and not option.colocert_snapshot_dir:
@@ -99,6 +102,22 @@ class Run:
         elif getattr(option, "update_snapshots", False) and os.environ.get("CI"):
             told = "--snapshot-update refuses to run where CI is set: golden transcripts are accepted by a person"
         return Problem("options", told, USAGE) if told else None
+
+    def _unwritable(self) -> str:
+        """Why the certificate or the report could not be written; known before anything is recorded."""
+        for named in ("certificate", "report"):
+            path = self._path(named)
+            if path is None:
+                continue
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if named == "report":
+                    html.check_extra("--report")
+            except (OSError, html.MissingExtra) as error:
+                return str(error)
+            if path.is_dir() or not os.access(path.parent, os.W_OK):
+                return f"--{named} must name a file that can be written (got {path})"
+        return ""
 
     def _profiles(self) -> tuple[str, ...]:
         named = (p.strip() for p in self.option.colocert_profile.split(","))
@@ -208,9 +227,10 @@ class Run:
         terminalreporter.write_sep("=", f"colocert: {self.judged.record.name} {self.judged.record.version}")
         for line in terminal.summary(self.judged, self.peaks):
             terminalreporter.write_line(line.text, **line.markup)
-        path = self._certificate_path()
-        if path is not None:
-            terminalreporter.write_line(f"certificate: {path}")
+        for named in ("certificate", "report"):
+            path = self._path(named)
+            if path is not None:
+                terminalreporter.write_line(f"{named}: {path}")
 
     def _settle(self) -> None:
         evidence: Evidence = evidence_at(str(self.folder))
@@ -227,18 +247,18 @@ class Run:
             narrowed=tuple(narrowed(self.option, recorded.options)),
         )
 
-    def _certificate_path(self, *, remove: bool = False) -> Path | None:
-        given = self.option.colocert_certificate
+    def _path(self, named: str, *, remove: bool = False) -> Path | None:
+        """Where `--certificate` or `--report` is to be written."""
+        given = getattr(self.option, f"colocert_{named}")
         if not given:
             return None
         path = self._at(given)
-        if remove:  # an older run's certificate must not stand for this one
+        if remove:  # an older run's must not stand for this one
             path.unlink(missing_ok=True)
         return path
 
     def _write(self) -> None:
-        path = self._certificate_path()
-        if path is None or self.judged is None:
+        if self.judged is None:
             return
         facts = {
             "started": self.started.isoformat(timespec="seconds"),
@@ -246,7 +266,13 @@ class Run:
             "workers": self.judged.record.options.workers,
             "evidence": str(self.folder),
         }
-        write_certificate(path, certificate(self.judged, facts, self.peaks))
+        path = self._path("certificate")
+        if path is not None:
+            write_certificate(path, certificate(self.judged, facts, self.peaks))
+        path = self._path("report")
+        if path is not None:
+            evidence = None if self.judged.record.problem else evidence_at(str(self.folder))
+            html.write_page(path, html.report(self.judged, evidence, self.peaks, facts))
 
 
 def narrowed(option: Any, recorded: Options) -> Iterator[str]:
