@@ -216,18 +216,21 @@ class Recorder:
             self._thin()
 
     def _thin(self) -> None:
-        """Makes one column of those that lie within a grain of twice the size."""
+        """Makes one column of those within a grain of twice the size: the larger of each place, first.
+
+        What a grain ends with follows it where it lasts beyond the grain; the last column of all is what is held now.
+        """
         self._grain *= 2
         kept: list[Column] = []
         groups = [list(group) for _, group in itertools.groupby(self._columns, lambda c: c.at // self._grain)]
-        for i, group in enumerate(groups):
+        for group, following in zip(groups, [*groups[1:], None], strict=True):
+            first, last = group[0], group[-1]
             device = max((c.device for c in group), key=_total)
             host = max((c.host for c in group), key=_total)
-            kept.append(Column(group[0].at, device, host))
-            after = (group[0].at // self._grain + 1) * self._grain
-            following = groups[i + 1][0].at if i + 1 < len(groups) else self._at + 1
-            if (device, host) != group[-1][1:] and following > after:
-                kept.append(Column(after, group[-1].device, group[-1].host))
+            kept.append(Column(first.at, device, host))
+            after = (first.at // self._grain + 1) * self._grain if following else last.at
+            if (device, host) != last[1:] and (following is None or following[0].at > after):
+                kept.append(last._replace(at=after))
         self._columns = kept
 
     def _call(self, event: CallBegin | CallEnd | CallRaise | CallIssue | Ack) -> None:

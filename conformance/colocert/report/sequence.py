@@ -37,12 +37,12 @@ _SIGNS: dict[type, str] = {
 class Row(NamedTuple):
     """One event. `source` and `target` are lanes by index; equal where something happens in one place.
 
-    `arrow` is call, back, failed or send for an arrow; in, out, no, end or dot for a sign in one place. `line` is the
-    number of the event's line in the whole transcript, from 1. `told` says the direction in words; `depth` is how
-    far the line is indented. `findings` are those about this event.
+    `at` is the event's place in its trace, the first after the header being 1: the number that timelines show too.
+    `arrow` is call, back, failed or send for an arrow; in, out, no, end or dot for a sign in one place. `told` says
+    the direction in words; `depth` is how far the line is indented. `findings` are those about this event.
     """
 
-    line: int
+    at: int
     source: int
     target: int
     arrow: str
@@ -53,7 +53,7 @@ class Row(NamedTuple):
 
 
 class Diagram(NamedTuple):
-    """The rows and their lanes. `first` and `last` are line numbers of the transcript, of `total` lines."""
+    """The rows and their lanes: the events from `first` to `last` of `total`, less what a transcript leaves out."""
 
     lanes: tuple[str, ...]
     rows: tuple[Row, ...]
@@ -77,19 +77,21 @@ def diagram(
     found: dict[tuple[int, int], list[Finding]] = {}
     for finding in findings:
         found.setdefault((finding.rank, finding.seq), []).append(finding)
-    driver, by_event = SUITE, {}
+    driver, by_event, total = SUITE, {}, 0
     for event in events:
+        if isinstance(event, ev.Header):
+            continue
+        total += 1
         if isinstance(event, ev.CallBegin) and event.actor != TRAINER:
             driver = event.actor
         if (event.rank, event.seq) in wanted:
-            by_event[event.rank, event.seq] = (event, _place(event, driver))
-    places = [by_event[line.rank, line.seq][1] for line in window]
-    names = _lanes(places)
+            by_event[event.rank, event.seq] = (total, _place(event, driver))
+    placed = [(line, *by_event[line.rank, line.seq]) for line in window]
+    names = _lanes([place for _, _, place in placed])
     rows = tuple(
-        _row(begin + i + 1, line, place, names, tuple(found.get((line.rank, line.seq), ())))
-        for i, (line, place) in enumerate(zip(window, places, strict=True))
+        _row(at, line, place, names, tuple(found.get((line.rank, line.seq), ()))) for line, at, place in placed
     )
-    return Diagram(names, rows, begin + 1, end + 1, len(shown))
+    return Diagram(names, rows, rows[0].at, rows[-1].at, total)
 
 
 def _lanes(places: Sequence[_Place]) -> tuple[str, ...]:
@@ -106,7 +108,7 @@ def _lanes(places: Sequence[_Place]) -> tuple[str, ...]:
     return tuple(sorted(named, key=order)[:MOST_LANES])
 
 
-def _row(number: int, line: Line, place: _Place, names: tuple[str, ...], found: tuple[Finding, ...]) -> Row:
+def _row(at: int, line: Line, place: _Place, names: tuple[str, ...], found: tuple[Finding, ...]) -> Row:
     bare = _RANK_MARK.sub("", line.text)
     text = re.sub(r" {2,}", "  ", bare.strip())
     last = len(names) - 1
@@ -114,7 +116,7 @@ def _row(number: int, line: Line, place: _Place, names: tuple[str, ...], found: 
     target = names.index(place.target) if place.target in names else last
     told = place.source if place.source == place.target else f"{place.source} → {place.target}"
     depth = (len(bare) - len(bare.lstrip())) // 2
-    return Row(number, source, target, place.arrow if place.target in names else "dot", told, depth, text, found)
+    return Row(at, source, target, place.arrow if place.target in names else "dot", told, depth, text, found)
 
 
 def _who(event: AnyEvent) -> str:

@@ -32,6 +32,7 @@ _LANES = 10
 """Lanes that are drawn; a run of a thousand ranks shows its drivers, its first ranks and its first engines."""
 
 _MARKS = 6
+_TICK = 34
 _CHAR = 6.4
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 _STEPS = (1, 2, 5)
@@ -320,8 +321,12 @@ def _span(span: Span, frame: Frame, y: float) -> Iterator[str]:
 
 def _axis(parts: list[str], frame: Frame, y: float) -> float:
     parts.append(text(frame.left - 7, y, "event", size_=11, anchor="end", cls="g-muted"))
+    after = -math.inf
     for at in event_ticks(frame.last - frame.first):
         x = frame.x(frame.first + at)
+        if x - after < _TICK:
+            continue
+        after = x
         anchor = "middle" if 20 < x - frame.left < frame.width - 20 else "start" if x - frame.left <= 20 else "end"
         parts.append(text(x, y, str(int(frame.first + at)), size_=11, anchor=anchor, cls="g-muted"))
     return y
