@@ -279,19 +279,23 @@ def _counts(judged: Judged) -> Iterator[tuple[str, str]]:
     record = judged.record
     rules = Counter(r.outcome for r in judged.rules if r.profile in judged.profiles)
     if rules:
-        yield f"{rules.total()} rules", ", ".join(f"{rules[o]} {o}" for o in OUTCOMES if rules[o])
+        yield _many(rules.total(), "rule"), ", ".join(f"{rules[o]} {o}" for o in OUTCOMES if rules[o])
     cases = Counter(c.outcome for r in judged.rules for c in r.cases)
     if cases:
-        yield f"{cases.total():,} cases", ", ".join(f"{cases[o]:,} {o}" for o in OUTCOMES if cases[o])
+        yield _many(cases.total(), "case"), ", ".join(f"{cases[o]:,} {o}" for o in OUTCOMES if cases[o])
     if record.scenarios:
         ended = Counter(s.status for s in record.scenarios)
-        yield f"{len(record.scenarios)} scenarios", ", ".join(f"{n} {status}" for status, n in ended.most_common())
+        yield _many(len(record.scenarios), "scenario"), ", ".join(f"{n} {status}" for status, n in ended.most_common())
     if record.explorations:
         plain, faulted = (sum(getattr(e, n) for e in record.explorations) for n in ("sequences", "faulted"))
-        yield f"{len(record.explorations)} explorations", f"{plain:,} call sequences, {faulted:,} with one fault"
+        yield _many(len(record.explorations), "exploration"), f"{plain:,} call sequences, {faulted:,} with one fault"
     if record.controls:
         controls = Counter(c.outcome for c in record.controls)
-        yield f"{len(record.controls)} controls", ", ".join(f"{n} {o}" for o, n in sorted(controls.items()))
+        yield _many(len(record.controls), "control"), ", ".join(f"{n} {o}" for o, n in sorted(controls.items()))
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 def _memory(judged: Judged, traces: _Traces, peaks: Sequence[Peaks]) -> Iterator[Figure]:
