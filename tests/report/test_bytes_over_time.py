@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 
@@ -11,6 +12,7 @@ from colocert.judge import Evidence, judge_events
 from colocert.record.registry import BY_ID
 from colocert.record.registry import run as run_scenario
 from colocert.report.bytes_over_time import Column, Layer, Series, bytes_over_time, marks
+from colocert.report.timeline_svg import timeline
 from colocert.rules.catalogue import catalogue
 from colocert.trace import AnyEvent, read_trace
 from colocert.trace import events as ev
@@ -168,3 +170,21 @@ def test_the_configuration_comes_along(record_into: Callable[..., Evidence], con
     assert (series.profile, series.scenario) == ("lifecycle", "lora-cycle")
     assert series.config["lora"] is True
     assert series.claims["early_grad_release"] is True
+
+
+def test_of_very_many_calls_those_kept_lie_all_along_the_axis() -> None:
+    events: list[AnyEvent] = [ev.CallBegin("driver", "run", 0)]
+    for i in range(20_000):
+        rank = i % 4
+        events += [ev.CallBegin("trainer", "sleep", i, rank=rank), ev.CallEnd("trainer", "sleep", i, rank=rank)]
+    events += [ev.CallBegin("trainer", "train", 1), ev.CallRaise("trainer", "train", 1, "Refused")]
+    series = bytes_over_time([*events, ev.CallEnd("driver", "run", 0)])
+    assert len(series.spans) <= 10_000 < series.calls == 20_002
+    assert "of 20002 calls, the longest at each place is drawn" in timeline(series)
+    assert {(s.lane, s.method) for s in series.spans if s.lane == "driver" or s.raised} == {
+        ("driver", "run"),
+        ("rank 0", "train"),
+    }
+    for rank in range(4):
+        begun = [s.begin for s in series.spans if s.lane == f"rank {rank}"]
+        assert max(b - a for a, b in itertools.pairwise(begun)) < len(events) / 400

@@ -83,6 +83,13 @@ def test_a_row_has_the_number_of_its_event_and_the_findings_about_it() -> None:
     assert (found.first, found.last, found.total) == (2, 3, 3)
 
 
+def test_a_rank_that_is_left_out_has_its_lane() -> None:
+    begun = [ev.CallBegin("trainer", "init", r, rank=r, seq=1) for r in range(3)]
+    events = [*begun, ev.CallBegin("trainer", "train", 9, seq=2), ev.CallEnd("trainer", "train", 9, seq=3)]
+    shown = list(lines(events))
+    assert diagram(events, shown, (), 3, 4).lanes == ("suite", "rank 0", "rank 1", "rank 2")
+
+
 def test_very_many_ranks_stay_a_picture() -> None:
     found = of(*(ev.CallBegin("trainer", "sleep", r, rank=r, seq=1) for r in range(64)))
     assert len(found.lanes) == MOST_LANES

@@ -39,7 +39,7 @@ TRAINER, ENGINE = "trainer", "engine"
 COLUMNS = 1200
 """Columns that a series keeps at most."""
 
-_SPANS = 20_000
+_SPANS = 10_000
 _ORDER = ("default", "param_buffer", "grad_buffer", "weights", "kv_cache", "cuda_graph")
 _MOVES = (SaverAlloc, SaverPause, SaverResume, SaverFree)
 
@@ -83,11 +83,15 @@ class Mark(NamedTuple):
 
 
 class Series(NamedTuple):
-    """The bytes of one trace of so many `events`; `profile`, `scenario`, `config` and `claims` as it states them."""
+    """The bytes of one trace of so many `events`; `profile`, `scenario`, `config` and `claims` as it states them.
+
+    `calls` counts all calls; `spans` are fewer where there were very many.
+    """
 
     events: int
     columns: tuple[Column, ...]
     spans: tuple[Span, ...]
+    calls: int = 0
     profile: str = ""
     scenario: str = ""
     config: dict[str, Any] = {}  # noqa: RUF012
@@ -144,8 +148,8 @@ class Recorder:
         self._columns: list[Column] = []
         self._spans: list[Span] = []
         self._open: dict[tuple[str, int], Span] = {}
-        self._at = 0
-        self._grain = 1
+        self._at = self._calls = 0
+        self._grain = self._call_grain = 1
         self._facts: dict[str, Any] = {}
 
     def apply(self, event: AnyEvent) -> None:
@@ -173,7 +177,7 @@ class Recorder:
             self._thin()
         spans = [*self._spans, *(span._replace(end=self._at, raised=True) for span in self._open.values())]
         spans.sort(key=lambda s: (s.begin, s.lane))
-        return Series(self._at, tuple(self._columns), tuple(spans), **self._facts)
+        return Series(self._at, tuple(self._columns), tuple(spans), self._calls, **self._facts)
 
     @staticmethod
     def _whole_run(event: AnyEvent) -> bool:
@@ -182,7 +186,9 @@ class Recorder:
         return called or isinstance(event, (Config, ClaimsStated))
 
     def _move(self, event: SaverAlloc | SaverPause | SaverResume | SaverFree) -> None:
-        ledger = self._ledgers.setdefault((event.owner, event.rank), Ledger())
+        ledger = self._ledgers.get((event.owner, event.rank))
+        if ledger is None:
+            ledger = self._ledgers[event.owner, event.rank] = Ledger()
         device, host = ledger.device_bytes, ledger.host_bytes
         ledger.apply(event)
         layer = Layer(ENGINE if event.owner == ENGINE else TRAINER, event.tag)
@@ -243,14 +249,26 @@ class Recorder:
             lane = f"rank {event.rank}" if event.actor == TRAINER else event.actor
         if isinstance(event, (CallBegin, CallIssue)):
             self._open[lane, number] = Span(lane, event.method, self._at, self._at)
+            self._calls += 1
             return
         span = self._open.pop((lane, number), None)
         if span is None:
             return
         self._spans.append(span._replace(end=self._at, raised=isinstance(event, CallRaise)))
-        if len(self._spans) > _SPANS:
-            shortest = sorted(s.end - s.begin for s in self._spans)[_SPANS // 2]
-            self._spans = [s for s in self._spans if s.end - s.begin > shortest]
+        while len(self._spans) > _SPANS:
+            self._call_grain *= 2
+            self._spans = _longest(self._spans, self._call_grain)
+
+
+def _longest(spans: list[Span], grain: int) -> list[Span]:
+    """Of the calls of a lane that begin within one grain, one: the longest, or the longest that raised."""
+    best: dict[tuple[str, int], Span] = {}
+    for span in spans:
+        key = (span.lane, span.begin // grain)
+        kept = best.get(key)
+        if kept is None or (span.raised, span.end - span.begin) > (kept.raised, kept.end - kept.begin):
+            best[key] = span
+    return list(best.values())
 
 
 def _ends(event: AnyEvent) -> bool:

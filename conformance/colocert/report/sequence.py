@@ -78,25 +78,31 @@ def diagram(
     for finding in findings:
         found.setdefault((finding.rank, finding.seq), []).append(finding)
     driver, by_event, total = SUITE, {}, 0
+    there: set[str] = set()
     for event in events:
         if isinstance(event, ev.Header):
             continue
         total += 1
         if isinstance(event, ev.CallBegin) and event.actor != TRAINER:
             driver = event.actor
+        place = _place(event, driver)
+        there |= {place.source, place.target}
         if (event.rank, event.seq) in wanted:
-            by_event[event.rank, event.seq] = (total, _place(event, driver))
+            by_event[event.rank, event.seq] = (total, place)
     placed = [(line, *by_event[line.rank, line.seq]) for line in window]
-    names = _lanes([place for _, _, place in placed])
+    names = _lanes({name for _, _, place in placed for name in (place.source, place.target)}, there)
     rows = tuple(
         _row(at, line, place, names, tuple(found.get((line.rank, line.seq), ()))) for line, at, place in placed
     )
     return Diagram(names, rows, rows[0].at, rows[-1].at, total)
 
 
-def _lanes(places: Sequence[_Place]) -> tuple[str, ...]:
-    """Who takes part: the suite, drivers, ranks, memory, engines; of very many, the first."""
-    named = {name for p in places for name in (p.source, p.target)}
+def _lanes(named: set[str], there: set[str]) -> tuple[str, ...]:
+    """Who takes part: the suite, drivers, ranks, memory, engines.
+
+    Ranks and engines of the run that are not `named` in the window have a lane too, so that one which was left out is
+    seen to be; unless there are too many. Of very many in the window, the first.
+    """
 
     def order(name: str) -> tuple[float, int, str]:
         if name == SUITE:
@@ -105,7 +111,8 @@ def _lanes(places: Sequence[_Place]) -> tuple[str, ...]:
             return 1.5, 0, name
         return lane_place(name)
 
-    return tuple(sorted(named, key=order)[:MOST_LANES])
+    whole = named | {name for name in there if name not in (SUITE, MEMORY)}
+    return tuple(sorted(whole if len(whole) <= MOST_LANES else named, key=order)[:MOST_LANES])
 
 
 def _row(at: int, line: Line, place: _Place, names: tuple[str, ...], found: tuple[Finding, ...]) -> Row:

@@ -33,6 +33,8 @@ _LANES = 10
 
 _MARKS = 6
 _TICK = 34
+_THIN = 0.8
+_FLAG = 16
 _CHAR = 6.4
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 _STEPS = (1, 2, 5)
@@ -92,8 +94,8 @@ def timeline(
     if alone:
         parts.append(text(12, 24, title, size_=16, weight="bold", cls="g-ink"))
         y = 38.0
-    y = _legend(parts, series, y, width, hatch)
-    top = y + 18
+    y = _legend(parts, series, y, width, hatch) + (_FLAG if marks else 0)
+    top = y
     for where, height in _PLACES:
         if where == "host" and not series.peak("host")[0]:
             continue
@@ -296,9 +298,19 @@ def _lanes(parts: list[str], series: Series, frame: Frame, y: float) -> float:
     for lane in lanes:
         parts.append(text(frame.left - 7, y + 13, lane, size_=11, anchor="end", cls="g-ink"))
         parts.append(rule(frame.left, frame.left + frame.width, y + _LANE - 1, cls="g-line"))
+        drawn = -math.inf
         for span in series.spans:
-            if span.lane == lane and span.end >= frame.first and span.begin <= frame.last:
+            if span.lane != lane or span.end < frame.first or span.begin > frame.last:
+                continue
+            if (
+                span.raised or frame.x(span.end) - drawn >= _THIN
+            ):  # of calls at one place, the first and those that fail
                 parts += _span(span, frame, y)
+                drawn = frame.x(span.end)
+        y += _LANE
+    if series.calls > len(series.spans):
+        said = f"of {series.calls} calls, the longest at each place is drawn"
+        parts.append(text(frame.left, y + 13, said, size_=11, cls="g-muted"))
         y += _LANE
     if left := len(series.lanes) - len(lanes):
         parts.append(text(frame.left, y + 13, f"and {left} more ranks or engines", size_=11, cls="g-muted"))
@@ -348,12 +360,12 @@ def _flags(
     top, bottom = edges
     seen = [m for m in marks if frame.has(m.at)]
     drawn = seen[:_MARKS]
-    for at, together in itertools.groupby(enumerate(drawn, 1), lambda numbered: numbered[1].at):
-        numbers = ", ".join(str(number) for number, _ in together)
-        x, half = frame.x(at), 4 + 3.5 * len(numbers)
-        parts.append(f'<path d="M{x:.1f} {top - 4:.1f}V{bottom:.1f}" class="g-mark" stroke-width="2"/>')
-        parts.append(rect(x - half, top - 16, 2 * half, 16, cls="g-flag"))
-        parts.append(text(x, top - 4, numbers, size_=11, weight="bold", anchor="middle", cls="g-onflag"))
+    for at in dict.fromkeys(mark.at for mark in drawn):
+        parts.append(f'<path d="M{frame.x(at):.1f} {top - 2:.1f}V{bottom:.1f}" class="g-mark" stroke-width="2"/>')
+    for x, label in _labels([frame.x(mark.at) for mark in drawn]):
+        half = 4 + 3.5 * len(label)
+        parts.append(rect(x - half, top - _FLAG, 2 * half, _FLAG - 1, cls="g-flag"))
+        parts.append(text(x, top - 4, label, size_=11, weight="bold", anchor="middle", cls="g-onflag"))
     for at, together in itertools.groupby(enumerate(drawn, 1), lambda numbered: numbered[1].at):
         for number, mark in together:
             said = f"{number}  event {at}: {mark.rule} {mark.code}; {mark.said}"
@@ -366,6 +378,16 @@ def _flags(
         y += 17
         parts.append(text(_RIGHT, y, f"and {len(seen) - _MARKS} more findings", cls="g-said"))
     return y
+
+
+def _labels(places: list[float]) -> Iterator[tuple[float, str]]:
+    """The numbers of findings, those together that would cover each other."""
+    first = 0
+    for i, x in enumerate(places):
+        if i + 1 == len(places) or places[i + 1] - x > _FLAG:
+            numbers = [str(n + 1) for n in range(first, i + 1)]
+            yield places[first], ", ".join(numbers) if len(numbers) < 3 else f"{numbers[0]}–{numbers[-1]}"
+            first = i + 1
 
 
 def _wrapped(parts: list[str], said: str, y: float, width: int, cls: str) -> float:
