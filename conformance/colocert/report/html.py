@@ -60,6 +60,7 @@ SIGNS: Mapping[str, str] = {
 }
 """A sign beside each word. A control that is red is as it must be."""
 
+_FAILS = (FAIL, EXPECTED)
 MOST_CASES = 40
 """Further failing cases of a rule that are listed by name."""
 
@@ -143,7 +144,7 @@ def report(
         memory=memory,
         peaks=list(peak_rows(peaks)),
         transcripts=list(traces.transcripts(failures)),
-        failing_cases=Counter(c.scenario for row in judged.rules for c in row.cases if c.outcome == FAIL),
+        failing_cases=Counter(c.scenario for row in judged.rules for c in row.cases if c.outcome in _FAILS),
         environment=environment(),
         facts=facts or {},
     )
@@ -223,10 +224,10 @@ def anchor(trace: str) -> str:
 def _failures(judged: Judged, traces: _Traces) -> Iterator[Failure]:
     """The failing rules, those that bind first."""
     levels = {"must", judged.selection.level}
-    failing = [row for row in judged.rules if row.outcome in (FAIL, EXPECTED)]
+    failing = [row for row in judged.rules if row.outcome in _FAILS]
     for row in sorted(failing, key=lambda r: r.level not in levels):
         rule = catalogue()[row.id]
-        cases = [c for c in row.cases if c.outcome == FAIL]
+        cases = [c for c in row.cases if c.outcome in _FAILS]
         if not cases:
             cases = [Case(rule=row.id, scenario="", outcome=FAIL, code=row.code, detail=row.reason)]
         first: dict[str, Case] = {}
