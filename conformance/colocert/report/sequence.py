@@ -69,15 +69,24 @@ class _Place(NamedTuple):
 
 
 def diagram(
-    events: Iterable[AnyEvent], shown: Sequence[Line], findings: Sequence[Finding], begin: int, end: int
+    events: Iterable[AnyEvent],
+    shown: Sequence[Line],
+    findings: Sequence[Finding],
+    begin: int,
+    end: int,
+    *,
+    skipped: int = 0,
 ) -> Diagram:
-    """The lines `begin` to `end` (indexes into `shown`, both included) as a diagram."""
+    """The lines `begin` to `end` (indexes into `shown`, both included) as a diagram.
+
+    `skipped` is how many events of the trace come before the first of `events`.
+    """
     window = shown[begin : end + 1]
     wanted = {(line.rank, line.seq) for line in window}
     found: dict[tuple[int, int], list[Finding]] = {}
     for finding in findings:
         found.setdefault((finding.rank, finding.seq), []).append(finding)
-    driver, by_event, total = SUITE, {}, 0
+    driver, by_event, total = SUITE, {}, skipped
     there: set[str] = set()
     for event in events:
         if isinstance(event, ev.Header):
