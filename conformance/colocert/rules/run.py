@@ -45,7 +45,8 @@ class RunView:
     """The state of a whole run.
 
     `allocations` and `out` (released) are by owner, rank and name; `transport` are those made during a sync, its
-    buffers. `faults` counts injected ones and deaths. `trained`: of the `steps` that returned, some were not sent.
+    buffers. `faults` counts injected ones and deaths. `trained`: of the `steps` that returned, some were not sent; a
+    critic's steps owe no sync and are not counted. `critics` are the ranks that are one.
     `calls`: the trainer call that each rank is in. `outstanding`: calls issued to the living and not acknowledged.
     `version`: the last one that an engine took.
     """
@@ -64,6 +65,7 @@ class RunView:
         self.faults = 0
         self.faulted_run = False
         self.dead: set[int] = set()
+        self.critics: set[int] = set()
         self.in_flight = 0
         self.version: int | None = None
 
@@ -115,8 +117,8 @@ class RunView:
         return [h for h in self.out if h[0] != ENGINE and self.allocations[h].tag == tag]
 
     def ranks(self) -> set[int]:
-        """The living ranks that have made allocations."""
-        return {h[1] for h in self.allocations if h[0] != ENGINE} - self.dead
+        """The living ranks that have made allocations and take part in a sync."""
+        return {h[1] for h in self.allocations if h[0] != ENGINE} - self.dead - self.critics
 
     def started(self) -> bool:
         """Whether some trainer has made its allocations."""
@@ -198,13 +200,15 @@ class RunView:
             self.faulted_run = False
         else:
             self.calls[event.rank] = event.method
+            if event.actor == "critic":
+                self.critics.add(event.rank)
 
     def _end(self, event: CallEnd) -> None:
         if event.actor == "driver":
             self.driver = ""
             return
         self.calls.pop(event.rank, None)
-        if event.method == "train":
+        if event.method == "train" and event.actor != "critic":
             self.trained = True
             self.steps += 1
 
