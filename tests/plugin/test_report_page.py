@@ -39,7 +39,7 @@ def test_an_older_report_does_not_stand_for_a_wrong_run(run: Pytest, tmp_path: P
 def test_a_report_that_cannot_be_written_is_one_line_before_anything_runs(run: Pytest, tmp_path: Path) -> None:
     ended = run("--impl=reference", f"--report={tmp_path}")
     assert ended.code == 4
-    assert "--report must name a file" in ended.err
+    assert "--report must be writable" in ended.err
     assert ended.err.count("\n") == 1
 
 

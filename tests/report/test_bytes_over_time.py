@@ -81,6 +81,29 @@ def test_what_a_process_had_is_free_once_it_ended(end: AnyEvent) -> None:
     assert again.columns[-1].device == {BASE: 4}
 
 
+def test_a_roles_storages_move_and_leave_their_copies_behind() -> None:
+    base, grads = Layer("policy", "model"), Layer("policy", "grads")
+    events = [
+        ev.SaverAlloc("model", "base", 8, True, "model", owner="policy"),
+        ev.SaverAlloc("grads", "grads", 2, False, "grads", owner="policy"),
+        ev.Move("policy", "model", ["base", "unheard of"], "host", 8),
+        ev.Move("policy", "grads", ["grads"], "host", 2),
+        ev.SaverTouch("model", "base", "read", owner="policy"),
+        ev.Move("policy", "model", ["base"], "device", 8),
+        ev.Move("critic", "model", ["base"], "device", 8),
+    ]
+    for event in events:
+        event.owner = event.owner or "policy"
+    series = bytes_over_time(events)
+    assert [(c.at, c.device, c.host) for c in series.columns] == [
+        (1, {base: 8}, {}),
+        (2, {base: 8, grads: 2}, {}),
+        (3, {grads: 2}, {base: 8}),
+        (4, {}, {base: 8}),
+        (6, {base: 8}, {base: 8}),
+    ]
+
+
 def test_a_hang_keeps_its_memory() -> None:
     series = bytes_over_time([alloc("default", "base", 4), ev.Fault("rank.train", "hang")])
     assert series.columns[-1].device == {BASE: 4}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from colocert.report.palette import DARK, LIGHT, OTHERS, TAGS, figure_css, tag_class
+from colocert.report.palette import DARK, LIGHT, OTHERS, TAGS, figure_css, others, tag_class
 
 TEXTS = ("ink", "muted", "link", "pass", "fail", "warn")
 GROUNDS = ("bg", "panel")
@@ -51,4 +51,6 @@ def test_both_grounds_name_the_same_colours() -> None:
 
 def test_tags_of_an_implementations_own_get_what_is_left() -> None:
     assert tag_class("kv_cache", []) == "m-kv_cache"
+    assert tag_class("model", []) == tag_class("default", [])
+    assert others(["b", "model", "weights", "a", "b"]) == ["a", "b"]
     assert [tag_class(t, ["a", "b", "c", "d"]) for t in "abcd"] == [f"m-other-{i}" for i in (0, 1, 2, 0)]

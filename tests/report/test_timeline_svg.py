@@ -81,6 +81,18 @@ def test_engine_memory_is_told_by_a_pattern_and_not_by_colour_alone(series: Seri
     assert len(hatched) == 1
 
 
+def test_roles_are_told_apart_by_pattern_and_name() -> None:
+    held = [("policy", 64), ("critic", 96), ("engine", 32)]
+    series = bytes_over_time(
+        [ev.SaverAlloc("model", "w", n * MIB, True, owner=who) for who, n in held]
+        + [ev.CallBegin("sync", "sync", 1), *[ev.Data("model", "w", "read", owner="policy")] * 30]
+    )
+    root = ElementTree.fromstring(timeline(series, alone=True))
+    patterns = [p.get("fill") for p in root.iter(f"{SVG}path") if (p.get("fill") or "").startswith("url")]
+    assert patterns == ["url(#dots)", "url(#hatch)"]
+    assert {"policy model", "critic model"} <= {t.text for t in root.iter(f"{SVG}text")}
+
+
 def test_it_refers_to_nothing_outside(series: Series) -> None:
     text = timeline(series, MARKS, alone=True)
     assert re.findall(r"https?://[^\"]+", text) == ["http://www.w3.org/2000/svg"]

@@ -26,6 +26,7 @@ from colocert.trace.events import (
     Config,
     Fault,
     Header,
+    Move,
     SaverAlloc,
     SaverFatal,
     SaverFree,
@@ -45,7 +46,7 @@ _MOVES = (SaverAlloc, SaverPause, SaverResume, SaverFree)
 
 
 class Layer(NamedTuple):
-    """Whose memory it is (trainer or engine), and under which tag."""
+    """Whose memory it is (trainer, engine, or a role such as policy), and under which tag."""
 
     side: str
     tag: str
@@ -126,13 +127,14 @@ class Series(NamedTuple):
         return found
 
 
-def place(layer: Layer) -> tuple[bool, int, str]:
-    """Where a layer stands in the stack."""
-    return layer.side == ENGINE, _ORDER.index(layer.tag) if layer.tag in _ORDER else len(_ORDER), layer.tag
+def place(layer: Layer) -> tuple[int, str, int, str]:
+    """Where a layer stands in the stack: the trainer below roles, the engine on top."""
+    side = 2 if layer.side == ENGINE else int(layer.side != TRAINER)
+    return side, layer.side, _ORDER.index(layer.tag) if layer.tag in _ORDER else len(_ORDER), layer.tag
 
 
 def lane_place(lane: str) -> tuple[int, int, str]:
-    """Where a lane stands among the lanes."""
+    """Where a lane stands among the lanes: callers and roles, ranks, engines."""
     who, _, number = lane.partition(" ")
     return {"rank": 1, ENGINE: 2}.get(who, 0), int(number) if number.isdigit() else -1, who
 
@@ -162,7 +164,9 @@ class Recorder:
             return
         if isinstance(event, _MOVES):
             self._move(event)
-        elif isinstance(event, (SaverFatal, SaverTouch)) or _ends(event):
+        elif isinstance(event, Move):
+            self._storages(event)
+        elif _ends(event):
             self._end(event)
         elif isinstance(event, (CallBegin, CallEnd, CallRaise, CallIssue, Ack)):
             self._call(event)
@@ -191,9 +195,22 @@ class Recorder:
             ledger = self._ledgers[event.owner, event.rank] = Ledger()
         device, host = ledger.device_bytes, ledger.host_bytes
         ledger.apply(event)
-        layer = Layer(ENGINE if event.owner == ENGINE else TRAINER, event.tag)
+        layer = Layer(event.owner or TRAINER, event.tag)
         self._add(layer, ledger.device_bytes - device, ledger.host_bytes - host)
         self._column()
+
+    def _storages(self, event: Move) -> None:
+        """A role's storages moved: to the host as a release does, to the device as a resume whose copy stays."""
+        ledger = self._ledgers.get((event.owner, event.rank))
+        if ledger is None:
+            return
+        for a in [ledger.allocations[name] for name in event.tensors if name in ledger.allocations]:
+            if event.to == "host":
+                self._move(SaverPause(a.tag, a.name, a.nbytes, a.backup, 0, owner=event.owner, rank=event.rank))
+            else:
+                back = SaverResume(a.tag, a.name, a.nbytes, a.backup, 0, owner=event.owner, rank=event.rank)
+                back.retained = True
+                self._move(back)
 
     def _end(self, event: AnyEvent) -> None:
         """A process ended: what it had is free again."""
@@ -201,7 +218,7 @@ class Recorder:
         if ledger is None:
             return
         for name, a in ledger.allocations.items():
-            layer = Layer(ENGINE if event.owner == ENGINE else TRAINER, a.tag)
+            layer = Layer(event.owner or TRAINER, a.tag)
             self._add(layer, 0 if name in ledger.out else -a.nbytes, -a.nbytes if name in ledger.copies else 0)
         self._column()
 
@@ -272,7 +289,12 @@ def _longest(spans: list[Span], grain: int) -> list[Span]:
 
 
 def _ends(event: AnyEvent) -> bool:
-    """Whether the process of this event's rank ended here, or a new one took its place."""
+    """Whether the process of this event's rank ended here, or a new one took its place.
+
+    A touch of released memory ends the process that manages it with the saver; a role's storage only refuses.
+    """
+    if isinstance(event, (SaverFatal, SaverTouch)):
+        return event.owner in ("", ENGINE)
     if isinstance(event, Change):
         return event.what in ("rank.ended", "rank.started")
     return isinstance(event, Fault) and event.when == "killed"

@@ -36,7 +36,7 @@ from colocert.report.peaks import Peaks
 from colocert.report.peaks import rows as peak_rows
 from colocert.report.sequence import Diagram
 from colocert.report.terminal import code_text, reproduce
-from colocert.report.timeline_svg import HATCH
+from colocert.report.timeline_svg import PATTERNS
 from colocert.rules.catalogue import Rule, catalogue
 
 OUTCOMES = (PASS, FAIL, EXPECTED, NOT_EXERCISED, NOT_RUN, NOT_APPLICABLE, NOT_CLAIMED)
@@ -174,7 +174,7 @@ def _templates() -> Any:
         light=palette.variables(palette.LIGHT),
         dark=palette.variables(palette.DARK),
         figures=palette.figure_css(),
-        hatch=HATCH.format(id="hatch"),
+        patterns=PATTERNS,
         code_text=code_text,
     )
     made.filters["number"] = lambda n: f"{n:,}"
@@ -222,10 +222,10 @@ def anchor(trace: str) -> str:
 
 
 def _failures(judged: Judged, traces: _Traces) -> Iterator[Failure]:
-    """The failing rules, those that bind first."""
+    """The failing rules: those that bind first, and last those that the implementer lists as known."""
     levels = {"must", judged.selection.level}
     failing = [row for row in judged.rules if row.outcome in _FAILS]
-    for row in sorted(failing, key=lambda r: r.level not in levels):
+    for row in sorted(failing, key=lambda r: (r.outcome == EXPECTED, r.level not in levels)):
         rule = catalogue()[row.id]
         cases = [c for c in row.cases if c.outcome in _FAILS]
         if not cases:

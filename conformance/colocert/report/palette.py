@@ -6,7 +6,7 @@ a pattern beside it says: engine memory is hatched, a finding has a flag, an out
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 LIGHT: Mapping[str, str] = {
     "bg": "#ffffff",
@@ -57,6 +57,9 @@ DARK: Mapping[str, str] = {
 }
 
 TAGS = ("default", "param_buffer", "grad_buffer", "weights", "kv_cache", "cuda_graph")
+_KINDS = {"model": "default", "adapters": "param_buffer", "grads": "grad_buffer"}
+"""What a role's workers hold, by the colour of the tag under which a trainer would hold it."""
+
 OTHERS = ("other-0", "other-1", "other-2")
 
 _FIGURE: Mapping[str, str] = {
@@ -66,6 +69,7 @@ _FIGURE: Mapping[str, str] = {
     "g-muted": "fill:{muted}",
     "g-line": "stroke:{line}",
     "g-edge": "stroke:{panel};stroke-width:1",
+    "g-dots": "fill:{panel};fill-opacity:.75",
     "g-hatch": "stroke:{panel};stroke-width:2.4;stroke-opacity:.55",
     "g-halo": "fill:{ink};stroke:{panel};stroke-width:3.5px;stroke-linejoin:round;paint-order:stroke",
     "g-call": "fill:{line}",
@@ -96,8 +100,13 @@ def _filled(style: str, values: Mapping[str, str]) -> str:
     return style
 
 
+def others(tags: Iterable[str]) -> list[str]:
+    """The tags among these that have no colour of their own, in order."""
+    return sorted(set(tags) - set(TAGS) - set(_KINDS))
+
+
 def tag_class(tag: str, others: list[str]) -> str:
     """The class of a tag's memory; tags of an implementation's own take what is left, in the order of `others`."""
-    if tag in TAGS:
-        return f"m-{tag}"
+    if tag in TAGS or tag in _KINDS:
+        return f"m-{_KINDS.get(tag, tag)}"
     return f"m-{OTHERS[others.index(tag) % len(OTHERS)]}"

@@ -136,7 +136,9 @@ def _row(at: int, line: Line, place: _Place, names: tuple[str, ...], found: tupl
 
 
 def _who(event: AnyEvent) -> str:
-    return f"{ENGINE} {event.rank}" if event.owner == ENGINE else f"rank {event.rank}"
+    if event.owner == ENGINE:
+        return f"{ENGINE} {event.rank}"
+    return event.owner or f"rank {event.rank}"
 
 
 def _place(event: AnyEvent, driver: str) -> _Place:
@@ -155,7 +157,7 @@ def _place(event: AnyEvent, driver: str) -> _Place:
         return _Place(who, MEMORY, "call")
     if isinstance(event, ev.SaverRefused):
         return _Place(MEMORY, who, "failed")
-    if isinstance(event, ev.Data):
+    if isinstance(event, (ev.Data, ev.Move)):
         return _Place(who, MEMORY, "send")
     if isinstance(event, (ev.SaverPause, ev.SaverResume, ev.SaverAlloc, ev.SaverFree, ev.SaverFatal, ev.SaverTouch)):
         return _Place(MEMORY, MEMORY, _SIGNS[type(event)])

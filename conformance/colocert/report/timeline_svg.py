@@ -20,8 +20,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
-from colocert.report.bytes_over_time import ENGINE, TRAINER, Column, Held, Layer, Mark, Series, Span
-from colocert.report.palette import DARK, LIGHT, TAGS, figure_css, tag_class
+from colocert.report.bytes_over_time import ENGINE, TRAINER, Column, Held, Layer, Mark, Series, Span, place
+from colocert.report.palette import DARK, LIGHT, figure_css, others, tag_class
 from colocert.svg import rect, rule, text
 
 WIDE, NARROW = 1080, 372
@@ -39,11 +39,13 @@ _CHAR = 6.4
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 _STEPS = (1, 2, 5)
 
-HATCH = (
-    '<pattern id="{id}" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+PATTERNS = (
+    '<pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
     '<path d="M0 0V6" class="g-hatch"/></pattern>'
+    '<pattern id="dots" width="7" height="7" patternUnits="userSpaceOnUse">'
+    '<circle cx="3" cy="3" r="1.3" class="g-dots"/></pattern>'
 )
-"""The pattern over engine memory; a page defines it once."""
+"""The patterns that tell owners apart; a page defines them once."""
 
 
 class Frame(NamedTuple):
@@ -80,12 +82,11 @@ def timeline(
     width: int = WIDE,
     window: tuple[int, int] | None = None,
     title: str = "",
-    hatch: str = "hatch",
     alone: bool = False,
 ) -> str:
     """The picture. `window` draws some events only; `alone` makes it a document with a style sheet of its own.
 
-    `hatch` names the pattern over engine memory, which is defined here only where the picture stands alone.
+    Patterns are defined here only where the picture stands alone.
     """
     first, last = window or (0, series.events)
     frame = Frame(first, max(last, first + 1), _LEFT, width - _LEFT - _RIGHT)
@@ -94,20 +95,20 @@ def timeline(
     if alone:
         parts.append(text(12, 24, title, size_=16, weight="bold", cls="g-ink"))
         y = 38.0
-    y = _legend(parts, series, y, width, hatch) + (_FLAG if marks else 0)
+    y = _legend(parts, series, y, width) + (_FLAG if marks else 0)
     top = y
     for where, height in _PLACES:
         if where == "host" and not series.peak("host")[0]:
             continue
         y += 18
         parts.append(text(_LEFT, y - 5, where, weight="bold", cls="g-ink"))
-        parts += _panel(series, frame, where, Panel(y, height, _top(series, where)), hatch)
+        parts += _panel(series, frame, where, Panel(y, height, _top(series, where)))
         y += height + 4
     y = _lanes(parts, series, frame, y + 4)
     bottom = y
     y = _axis(parts, frame, y + 14)
     y = _flags(parts, series, marks, frame, (top, bottom), y, width)
-    return _document(parts, width, math.ceil(y + 6), series, marks, title, hatch, alone=alone)
+    return _document(parts, width, math.ceil(y + 6), series, marks, title, alone=alone)
 
 
 def _document(
@@ -117,7 +118,6 @@ def _document(
     series: Series,
     marks: Sequence[Mark],
     title: str,
-    hatch: str,
     *,
     alone: bool,
 ) -> str:
@@ -128,7 +128,7 @@ def _document(
     if alone:
         dark = f"@media (prefers-color-scheme:dark){{{figure_css(DARK)}}}"
         head += f"<title>{escape(title)}</title><style>{figure_css(LIGHT)}{dark}</style>"
-        head += f"<defs>{HATCH.format(id=hatch)}</defs>" + rect(0, 0, width, height, cls="g-bg")
+        head += f"<defs>{PATTERNS}</defs>" + rect(0, 0, width, height, cls="g-bg")
     return head + "".join(parts) + "</svg>\n"
 
 
@@ -150,13 +150,13 @@ def _top(series: Series, where: str) -> float:
     return 1.08 * max(1, series.peak(where)[0])
 
 
-def _panel(series: Series, frame: Frame, where: str, panel: Panel, hatch: str) -> Iterator[str]:
+def _panel(series: Series, frame: Frame, where: str, panel: Panel) -> Iterator[str]:
     yield rect(frame.left, panel.y, frame.width, panel.height, cls="g-panel")
     for level in byte_ticks(panel.top):
         yield rule(frame.left, frame.left + frame.width, panel.up(level), cls="g-line")
         yield text(frame.left - 7, panel.up(level) + 4, size(level), anchor="end", cls="g-muted")
     columns = _visible(series, frame)
-    others = others_of(series.layers)
+    rest = others(layer.tag for layer in series.layers)
     below = [0] * len(columns)
     labels: list[str] = []
     for layer in series.layers:
@@ -164,9 +164,9 @@ def _panel(series: Series, frame: Frame, where: str, panel: Panel, hatch: str) -
         if any(heights):
             path = _area(frame, panel, columns, below, heights, series.events)
             said = f"<title>{escape(f'{layer.side} {layer.tag}')}</title>"
-            yield f'<path d="{path}" class="{tag_class(layer.tag, others)} g-edge">{said}</path>'
-            if layer.side == ENGINE:
-                yield f'<path d="{path}" fill="url(#{hatch})"/>'
+            yield f'<path d="{path}" class="{tag_class(layer.tag, rest)} g-edge">{said}</path>'
+            if pattern := pattern_of(layer, series.layers):
+                yield f'<path d="{path}" fill="url(#{pattern})"/>'
             labels += _label(frame, panel, columns, below, heights, layer, series.events)
         below = [b + h for b, h in zip(below, heights, strict=True)]
     yield from labels
@@ -222,8 +222,16 @@ def _label(
             best, at = length, (edges[i] + edges[j + 1]) / 2
             y = panel.up(below[i] + heights[i] / 2) + 4
         i = j + 1
-    if best > len(layer.tag) * _CHAR + 6:
-        yield text(at, y, layer.tag, size_=11, anchor="middle", cls="g-halo")
+    name = layer.tag if layer.side in (TRAINER, ENGINE) else f"{layer.side} {layer.tag}"
+    if best > len(name) * _CHAR + 6:
+        yield text(at, y, name, size_=11, anchor="middle", cls="g-halo")
+
+
+def pattern_of(layer: Layer, layers: Sequence[Layer]) -> str:
+    """The pattern over an owner's memory: none for the first, hatched for the engine, dotted for further roles."""
+    if layer.side == ENGINE:
+        return "hatch"
+    return "" if layer.side == next(other.side for other in layers) else "dots"
 
 
 def size(nbytes: int) -> str:
@@ -252,15 +260,10 @@ def event_ticks(span: float) -> list[int]:
     return [0]
 
 
-def others_of(layers: Sequence[Layer]) -> list[str]:
-    """The tags that have no colour of their own, in order."""
-    return sorted({layer.tag for layer in layers} - set(TAGS))
-
-
-def _legend(parts: list[str], series: Series, y: float, width: int, hatch: str) -> float:
+def _legend(parts: list[str], series: Series, y: float, width: int) -> float:
     x = float(_LEFT)
     side = ""
-    others = others_of(series.layers)
+    rest = others(layer.tag for layer in series.layers)
     for layer in series.layers:
         lead = f"{layer.side}: " if layer.side != side else ""
         length = 19 + (len(lead) + len(layer.tag)) * _CHAR + 14
@@ -270,9 +273,9 @@ def _legend(parts: list[str], series: Series, y: float, width: int, hatch: str) 
             parts.append(text(x, y + 14, lead.strip(), weight="bold", cls="g-ink"))
             x += len(lead) * _CHAR + 4
             side = layer.side
-        parts.append(rect(x, y + 3, 13, 13, cls=tag_class(layer.tag, others)))
-        if layer.side == ENGINE:
-            parts.append(rect(x, y + 3, 13, 13, fill=f"url(#{hatch})"))
+        parts.append(rect(x, y + 3, 13, 13, cls=tag_class(layer.tag, rest)))
+        if pattern := pattern_of(layer, series.layers):
+            parts.append(rect(x, y + 3, 13, 13, fill=f"url(#{pattern})"))
         parts.append(text(x + 18, y + 14, layer.tag, cls="g-ink"))
         x += 19 + len(layer.tag) * _CHAR + 14
     return y + _LEGEND
@@ -413,7 +416,7 @@ def held_in_words(held: Held) -> str:
     if not held:
         return "nothing"
     parts = []
-    for side in (TRAINER, ENGINE):
+    for side in dict.fromkeys(layer.side for layer in sorted(held, key=place)):
         mine = [f"{layer.tag} {size(n)}" for layer, n in held.items() if layer.side == side]
         if mine:
             parts.append(f"{side}: {', '.join(mine)}")

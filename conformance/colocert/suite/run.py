@@ -63,8 +63,7 @@ class Run:
         problem = self._misused()
         if problem is not None:
             return self._end(problem)
-        self._path("certificate", remove=True)
-        self._path("report", remove=True)
+        self._certificate_path(remove=True)
         try:
             recorded = self._recorded()
             if recorded.problem is not None:
@@ -93,7 +92,7 @@ class Run:
             told = (
                 f"--depth and --fault-depth are 0 or more (got {option.colocert_depth}, {option.colocert_fault_depth})"
             )
-        elif wrong := self._unwritable():
+        elif wrong := self._unwritable_report():
             told = wrong
         elif option.colocert_snapshot_dir and not hasattr(option, "update_snapshots"):
             told = "--snapshot-dir needs the syrupy plugin, which is switched off"
@@ -103,21 +102,21 @@ class Run:
             told = "--snapshot-update refuses to run where CI is set: golden transcripts are accepted by a person"
         return Problem("options", told, USAGE) if told else None
 
-    def _unwritable(self) -> str:
-        """Why the certificate or the report could not be written; known before anything is recorded."""
-        for named in ("certificate", "report"):
-            path = self._path(named)
-            if path is None:
-                continue
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                if named == "report":
-                    html.check_extra("--report")
-            except (OSError, html.MissingExtra) as error:
-                return str(error)
-            if path.is_dir() or not os.access(path.parent, os.W_OK):
-                return f"--{named} must name a file that can be written (got {path})"
-        return ""
+    def _report_path(self) -> Path | None:
+        return self._at(self.option.colocert_report) if self.option.colocert_report else None
+
+    def _unwritable_report(self) -> str:
+        """Why the report cannot be written; removes an older run's, which must not stand for this one."""
+        path = self._report_path()
+        if path is None:
+            return ""
+        try:
+            html.check_extra("--report")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+        except (OSError, html.MissingExtra) as error:
+            return str(error) if isinstance(error, html.MissingExtra) else f"--report must be writable (got {error})"
+        return "" if os.access(path.parent, os.W_OK) else f"--report must be writable (got {path})"
 
     def _profiles(self) -> tuple[str, ...]:
         named = (p.strip() for p in self.option.colocert_profile.split(","))
@@ -169,6 +168,7 @@ class Run:
             base = recorded or Record(impl=self.option.colocert_impl, options=Options(profiles=self._profiles()))
             base = msgspec.structs.replace(base, problem=problem)
             self.judged = Judged(base, verdict, {}, (), self._selection(base, ()), (message,))
+            self._write_report(None)
             self._write()
         print(f"colocert: {verdict}: {message}", file=sys.stderr)
         return problem.exit_code
@@ -227,16 +227,18 @@ class Run:
         terminalreporter.write_sep("=", f"colocert: {self.judged.record.name} {self.judged.record.version}")
         for line in terminal.summary(self.judged, self.peaks):
             terminalreporter.write_line(line.text, **line.markup)
-        for named in ("certificate", "report"):
-            path = self._path(named)
-            if path is not None:
-                terminalreporter.write_line(f"{named}: {path}")
+        if self._report_path() is not None:
+            terminalreporter.write_line(f"report: {self._report_path()}")
+        path = self._certificate_path()
+        if path is not None:
+            terminalreporter.write_line(f"certificate: {path}")
 
     def _settle(self) -> None:
         evidence: Evidence = evidence_at(str(self.folder))
         left_out = [c for c in (f"{c.rule}[{c.scenario}]" for c in evidence.cases) if c not in self._ran]
         self.judged = judge(evidence, self._selection(evidence.record, tuple(left_out)))
         self.peaks = highest_peaks(evidence)
+        self._write_report(evidence)
         self._write()
 
     def _selection(self, recorded: Record, left_out: tuple[str, ...]) -> Selection:
@@ -247,18 +249,24 @@ class Run:
             narrowed=tuple(narrowed(self.option, recorded.options)),
         )
 
-    def _path(self, named: str, *, remove: bool = False) -> Path | None:
-        """Where `--certificate` or `--report` is to be written."""
-        given = getattr(self.option, f"colocert_{named}")
+    def _write_report(self, evidence: Evidence | None) -> None:
+        path = self._report_path()
+        if path is not None and self.judged is not None:
+            facts = {"started": self.started.isoformat(timespec="seconds"), "evidence": str(self.folder)}
+            html.write_page(path, html.report(self.judged, evidence, self.peaks, facts))
+
+    def _certificate_path(self, *, remove: bool = False) -> Path | None:
+        given = self.option.colocert_certificate
         if not given:
             return None
         path = self._at(given)
-        if remove:  # an older run's must not stand for this one
+        if remove:  # an older run's certificate must not stand for this one
             path.unlink(missing_ok=True)
         return path
 
     def _write(self) -> None:
-        if self.judged is None:
+        path = self._certificate_path()
+        if path is None or self.judged is None:
             return
         facts = {
             "started": self.started.isoformat(timespec="seconds"),
@@ -266,13 +274,7 @@ class Run:
             "workers": self.judged.record.options.workers,
             "evidence": str(self.folder),
         }
-        path = self._path("certificate")
-        if path is not None:
-            write_certificate(path, certificate(self.judged, facts, self.peaks))
-        path = self._path("report")
-        if path is not None:
-            evidence = None if self.judged.record.problem else evidence_at(str(self.folder))
-            html.write_page(path, html.report(self.judged, evidence, self.peaks, facts))
+        write_certificate(path, certificate(self.judged, facts, self.peaks))
 
 
 def narrowed(option: Any, recorded: Options) -> Iterator[str]:
