@@ -70,6 +70,26 @@ def test_a_driver_calls_ranks_and_engines() -> None:
     ]
 
 
+def test_roles_stand_between_what_is_called_and_their_memory() -> None:
+    move, send = ev.Move("policy", "model", ["base"], "device", 8, seq=2), ev.Send("adapter", 4, "host", seq=3)
+    send.owner = "policy"
+    found = of(
+        ev.CallBegin("weight_sync", "sync", 1, seq=1),
+        move,
+        send,
+        ev.Believed({"policy.model": False}, statement=True, seq=4),
+        ev.CallEnd("weight_sync", "sync", 1, seq=5),
+    )
+    assert found.lanes == ("suite", "weight_sync", "policy", "memory", "engine 0")
+    assert told(found) == [
+        ("call", "suite → weight_sync"),
+        ("send", "policy → memory"),
+        ("send", "policy → engine 0"),
+        ("dot", "weight_sync"),
+        ("back", "weight_sync → suite"),
+    ]
+
+
 def test_a_row_has_the_number_of_its_event_and_the_findings_about_it() -> None:
     finding = Finding(rule="LC-01", code="grads-kept", rank=0, seq=3, expected="a", observed="b")
     events = [ev.Header(schema=1, scenario="s", profile="lifecycle"), ev.ClaimsStated({"lora": True}, seq=1)]

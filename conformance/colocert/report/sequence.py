@@ -88,26 +88,28 @@ def diagram(
         found.setdefault((finding.rank, finding.seq), []).append(finding)
     driver, by_event, total = SUITE, {}, skipped
     there: set[str] = set()
+    callers: set[str] = set()
     for event in events:
         if isinstance(event, ev.Header):
             continue
         total += 1
         if isinstance(event, ev.CallBegin) and event.actor != TRAINER:
             driver = event.actor
+            callers.add(driver)
         place = _place(event, driver)
         there |= {place.source, place.target}
         if (event.rank, event.seq) in wanted:
             by_event[event.rank, event.seq] = (total, place)
     placed = [(line, *by_event[line.rank, line.seq]) for line in window]
-    names = _lanes({name for _, _, place in placed for name in (place.source, place.target)}, there)
+    names = _lanes({name for _, _, place in placed for name in (place.source, place.target)}, there, callers)
     rows = tuple(
         _row(at, line, place, names, tuple(found.get((line.rank, line.seq), ()))) for line, at, place in placed
     )
     return Diagram(names, rows, rows[0].at, rows[-1].at, total)
 
 
-def _lanes(named: set[str], there: set[str]) -> tuple[str, ...]:
-    """Who takes part: the suite, drivers, ranks, memory, engines.
+def _lanes(named: set[str], there: set[str], callers: set[str]) -> tuple[str, ...]:
+    """Who takes part: the suite, what it calls, roles, ranks, memory, engines.
 
     Ranks and engines of the run that are not `named` in the window have a lane too, so that one which was left out is
     seen to be; unless there are too many. Of very many in the window, the first.
@@ -118,6 +120,8 @@ def _lanes(named: set[str], there: set[str]) -> tuple[str, ...]:
             return -1, 0, name
         if name == MEMORY:
             return 1.5, 0, name
+        if name not in callers and lane_place(name)[0] == 0:
+            return 0.5, 0, name
         return lane_place(name)
 
     whole = named | {name for name in there if name not in (SUITE, MEMORY)}
@@ -165,6 +169,8 @@ def _place(event: AnyEvent, driver: str) -> _Place:
         return _Place(who, f"{ENGINE} 0", "send")
     if isinstance(event, ev.Change) and event.what.startswith("rank."):
         return _Place(who, who, "end" if event.what == "rank.ended" else "in")
+    if isinstance(event, ev.Believed) and driver != SUITE:
+        return _Place(driver, driver, "dot")
     if isinstance(event, (ev.Config, ev.Change)):
         return _Place(SUITE, SUITE, "dot")
     return _Place(who, who, _SIGNS.get(type(event), "dot"))
