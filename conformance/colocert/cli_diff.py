@@ -27,7 +27,7 @@ def register(commands: Any) -> None:
 def _diff(arguments: argparse.Namespace) -> int:
     from colocert.record.manifest import EvidenceError
     from colocert.report import diff
-    from colocert.report.html import MissingExtra, check_extra, write_page
+    from colocert.report.pages import MissingExtra, check_extra, write_page
     from colocert.rules.catalogue import PROFILES
     from colocert.trace import TraceError
 

@@ -12,9 +12,10 @@ import pytest
 
 from colocert.judge import HARNESS_ERROR, Case, Evidence, Judged, Selection, judge
 from colocert.record.manifest import ControlRecord, Options, Problem, Record, write_record
-from colocert.report.html import SIGNS, check_extra, report
+from colocert.report.html import report
 from colocert.report.links import REPOSITORIES
 from colocert.report.links import report as link
+from colocert.report.pages import SIGNS, check_extra
 from colocert.report.peaks import highest_peaks
 from colocert.rules.catalogue import RUNNER_CODES, catalogue
 from colocert_fixtures.mutants.handoff import resumes_weights_beside_gradients

@@ -7,19 +7,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from colocert.report.bytes_in_words import byte_ticks, event_ticks, held_in_words, size, table
 from colocert.report.bytes_over_time import Mark, Series, bytes_over_time
 from colocert.report.palette import DARK, LIGHT
-from colocert.report.timeline_svg import (
-    NARROW,
-    WIDE,
-    byte_ticks,
-    event_ticks,
-    held_in_words,
-    shown_lanes,
-    size,
-    table,
-    timeline,
-)
+from colocert.report.timeline_svg import NARROW, WIDE, shown_lanes, timeline
 from colocert.trace import AnyEvent
 from colocert.trace import events as ev
 

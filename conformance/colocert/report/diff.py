@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from colocert.record.manifest import COMPLETE, EvidenceError, Record, read_record
-from colocert.report.html import render
+from colocert.report.pages import render
 from colocert.report.transcript import lines
 from colocert.trace import read_trace
 

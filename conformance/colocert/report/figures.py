@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 from colocert.judge import Evidence
 from colocert.record.manifest import COMPLETE
+from colocert.report.bytes_in_words import table
 from colocert.report.bytes_over_time import Mark, Series, bytes_over_time, marks
 from colocert.report.sequence import Diagram, diagram
 from colocert.report.terminal import bounds
-from colocert.report.timeline_svg import NARROW, WIDE, table, timeline
+from colocert.report.timeline_svg import NARROW, WIDE, timeline
 from colocert.report.transcript import Line, lines
 from colocert.rules.fold import Finding
 from colocert.trace import AnyEvent, read_trace

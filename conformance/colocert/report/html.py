@@ -1,17 +1,12 @@
 """The report as one HTML page that needs no network: what a verdict rests on, failures first.
 
-Knows what a page says and in which order. Does not know how it looks (the templates do) or how a verdict is reached.
-Needs jinja2, the extra `report`; without it `MissingExtra` says so in one line.
+Knows what a page says and in which order. Does not know how it looks (`pages`) or how a verdict is reached.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,47 +24,20 @@ from colocert.judge import (
     RuleOutcome,
 )
 from colocert.record.manifest import COMPLETE, Record
-from colocert.report import links, palette
+from colocert.report import links
 from colocert.report.certificate import environment
 from colocert.report.figures import Figure, Trace, trace_of
+from colocert.report.pages import render
 from colocert.report.peaks import Peaks
 from colocert.report.peaks import rows as peak_rows
 from colocert.report.sequence import Diagram
 from colocert.report.terminal import code_text, reproduce
-from colocert.report.timeline_svg import PATTERNS
 from colocert.rules.catalogue import Rule, catalogue
 
 OUTCOMES = (PASS, FAIL, EXPECTED, NOT_EXERCISED, NOT_RUN, NOT_APPLICABLE, NOT_CLAIMED)
-SIGNS: Mapping[str, str] = {
-    PASS: "✓",
-    FAIL: "✗",
-    EXPECTED: "✗",
-    NOT_EXERCISED: "○",
-    NOT_RUN: "○",
-    NOT_APPLICABLE: "–",
-    NOT_CLAIMED: "–",
-    "conformant": "✓",
-    "partial": "✓",
-    "incomplete": "○",
-    "not-conformant": "✗",
-    "harness-error": "!",
-    "usage-error": "!",
-    "red": "✓",
-    "green": "✗",
-    COMPLETE: "✓",
-}
-"""A sign beside each word. A control that is red is as it must be."""
-
 _FAILS = (FAIL, EXPECTED)
 MOST_CASES = 40
 """Further failing cases of a rule that are listed by name."""
-
-
-class MissingExtra(Exception):
-    """jinja2 is not installed."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(f"{what} needs jinja2: pip install 'colocert[report]'")
 
 
 class Shown(NamedTuple):
@@ -111,20 +79,6 @@ class Page(NamedTuple):
     facts: Mapping[str, Any]
 
 
-def check_extra(what: str) -> None:
-    """Raises `MissingExtra` if pages cannot be made here."""
-    if importlib.util.find_spec("jinja2") is None:
-        raise MissingExtra(what)
-
-
-def write_page(path: Path, text: str) -> None:
-    """Writes a page, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(path.name + ".part")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
-
-
 def report(
     judged: Judged,
     evidence: Evidence | None = None,
@@ -149,45 +103,6 @@ def report(
         facts=facts or {},
     )
     return render("report.html", page=page)
-
-
-def render(template: str, **values: Any) -> str:
-    """One template, with the style sheet and the signs."""
-    check_extra("a page")
-    return str(_templates().get_template(template).render(signs=SIGNS, **values))
-
-
-@functools.cache
-def _templates() -> Any:
-    import jinja2
-
-    folder = resources.files("colocert.report") / "templates"
-    found = {entry.name: entry.read_text(encoding="utf-8") for entry in folder.iterdir() if entry.is_file()}
-    made = jinja2.Environment(
-        loader=jinja2.DictLoader(found),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    made.globals.update(
-        light=palette.variables(palette.LIGHT),
-        dark=palette.variables(palette.DARK),
-        figures=palette.figure_css(),
-        patterns=PATTERNS,
-        code_text=code_text,
-    )
-    made.filters["number"] = lambda n: f"{n:,}"
-    made.filters["prose"] = _prose
-    return made
-
-
-def _prose(text: str) -> Any:
-    """The catalogue's sentences with their code and emphasis marked up, all else escaped."""
-    import markupsafe
-
-    marked = re.sub(r"`([^`]+)`", r"<code>\1</code>", str(markupsafe.escape(text)))
-    return markupsafe.Markup(re.sub(r"\*([^*<>]+)\*", r"<em>\1</em>", marked))
 
 
 class _Traces:

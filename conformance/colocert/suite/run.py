@@ -29,7 +29,7 @@ from colocert.judge import EXIT_CODES, FAIL, HARNESS_ERROR, USAGE_ERROR, Evidenc
 from colocert.plugin import WORKER_EVIDENCE
 from colocert.record.manifest import EvidenceError, Options, Problem, Record
 from colocert.record.runner import record
-from colocert.report import html, terminal
+from colocert.report import html, pages, terminal
 from colocert.report.certificate import certificate, write_certificate
 from colocert.report.peaks import Peaks, highest_peaks
 from colocert.report.transcript import write_transcripts
@@ -111,11 +111,11 @@ class Run:
         if path is None:
             return ""
         try:
-            html.check_extra("--report")
+            pages.check_extra("--report")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)
-        except (OSError, html.MissingExtra) as error:
-            return str(error) if isinstance(error, html.MissingExtra) else f"--report must be writable (got {error})"
+        except (OSError, pages.MissingExtra) as error:
+            return str(error) if isinstance(error, pages.MissingExtra) else f"--report must be writable (got {error})"
         return "" if os.access(path.parent, os.W_OK) else f"--report must be writable (got {path})"
 
     def _profiles(self) -> tuple[str, ...]:
@@ -253,7 +253,7 @@ class Run:
         path = self._report_path()
         if path is not None and self.judged is not None:
             facts = {"started": self.started.isoformat(timespec="seconds"), "evidence": str(self.folder)}
-            html.write_page(path, html.report(self.judged, evidence, self.peaks, facts))
+            pages.write_page(path, html.report(self.judged, evidence, self.peaks, facts))
 
     def _certificate_path(self, *, remove: bool = False) -> Path | None:
         given = self.option.colocert_certificate
