@@ -1,6 +1,6 @@
 # Set-up and the main jobs. Needs GNU make, a Python of 3.10 to 3.13 with venv, and pip's package index.
 #
-#   make certify [IMPL=reference] [PROFILE=A,B] [CERTIFICATE=build/certificate.json]
+#   make certify [IMPL=reference] [PROFILE=A,B] [CERTIFICATE=build/certificate.json] [REPORT=build/report.html]
 #   make test
 #
 # PYTHON=... chooses the interpreter of .venv; EXTRAS=... what is installed (default: reference,dev on 3.11, else dev).
@@ -16,6 +16,7 @@ IMPL ?= reference
 PROFILE ?= $(if $(filter reference,$(IMPL)),lifecycle$(COMMA)handoff$(COMMA)group,lifecycle)
 
 CERTIFICATE ?= build/certificate.json
+REPORT ?= build/report.html
 EVIDENCE ?= build/evidence
 PYTEST_ARGS ?=
 
@@ -35,7 +36,7 @@ find_python = for p in $(PYTHON) python3.11 python3 python3.12 python3.13 python
 .PHONY: help setup fetch-miles certify test lint typing docs clean distclean
 
 help:
-	@echo 'make certify [IMPL=reference|miles|pkg|file.py] [CERTIFICATE=FILE]   set up, then certify an implementation'
+	@echo 'make certify [IMPL=reference|miles|pkg|file.py] [CERTIFICATE=FILE] [REPORT=FILE]   set up, then certify'
 	echo 'make test      set up, then the tests of this project'
 	echo 'make lint | typing | docs'
 	echo 'make clean     remove build/ and caches; distclean also removes $(VENV)'
@@ -76,10 +77,10 @@ $(MILES)/.unpacked: | $(STAMP)
 fetch-miles: $(MILES)/.unpacked
 
 certify: $(STAMP) $(if $(filter miles,$(IMPL)),$(MILES)/.unpacked)
-	@mkdir -p '$(dir $(CERTIFICATE))' build
+	@mkdir -p '$(dir $(CERTIFICATE))' '$(dir $(REPORT))' build
 	$(if $(filter miles,$(IMPL)),export COLOCERT_MILES_PATH='$(MILES)')
 	$(BIN)/python -m pytest conformance --impl='$(IMPL)' --profile='$(PROFILE)' -n 2 \
-		--certificate='$(CERTIFICATE)' --evidence='$(EVIDENCE)' $(PYTEST_ARGS)
+		--certificate='$(CERTIFICATE)' --report='$(REPORT)' --evidence='$(EVIDENCE)' $(PYTEST_ARGS)
 
 # The tests of the miles adapter need its wheel, and the extra `reference` to drive it.
 test: $(STAMP)

@@ -1,4 +1,4 @@
-"""The command line: certify, new, rules, judge, spec.
+"""The command line: certify, new, rules, judge, spec, and the commands of `cli_diff`, `cli_timeline` and `cli_plan`.
 
 Knows arguments and exit codes. Does not know how anything is recorded or judged: `certify` is a pytest run of the
 packaged suite, and starts without torch.
@@ -14,7 +14,7 @@ from pathlib import Path
 from string import Template
 
 import colocert
-from colocert import cli_plan
+from colocert import cli_diff, cli_plan, cli_timeline
 
 USAGE = 4
 
@@ -73,6 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     spec = commands.add_parser("spec", help="write the specification page from the catalogue")
     spec.add_argument("-o", dest="output", type=Path, metavar="FILE", help="default: standard output")
     spec.set_defaults(run=_spec)
+    cli_diff.register(commands)
+    cli_timeline.register(commands)
     cli_plan.register(commands)
     return parser
 
@@ -84,6 +86,7 @@ _PASSED_ON = {
     "faults": "none|single",
     "fault-depth": "N",
     "certificate": "FILE",
+    "report": "FILE",
     "evidence": "DIR",
     "snapshot-dir": "DIR",
 }

@@ -102,17 +102,24 @@ def _evidence(case: Case, record: Record, folder: Path) -> list[str]:
     return [*sequence, *window(shown, at, case.scenario)]
 
 
-def window(shown: Sequence[Line], at: Finding | None, scenario: str) -> list[str]:
-    """The call with the finding and the one before it, the line marked; the end of the transcript without a finding."""
+def bounds(shown: Sequence[Line], at: Finding | None) -> tuple[int, int, int]:
+    """What of a transcript shows a finding: the first line, the last, and the one of the event, as indexes.
+
+    The call with the finding and the one before it, or the end of the transcript without a finding.
+    """
     last = len(shown) - 1
     offending = last
     if at is not None:
         offending = next((i for i, line in enumerate(shown) if (line.rank, line.seq) == (at.rank, at.seq)), last)
     call = shown[offending].call if shown else 0
     begin = next((i for i, line in enumerate(shown) if line.call >= call - 1), 0)
-    begin = max(0, begin, offending - _BEFORE)
-    end = min(last, offending + _AFTER)
-    text = [f"transcript of {scenario}, lines {begin + 1} to {end + 1} of {last + 1}"]
+    return max(0, begin, offending - _BEFORE), min(last, offending + _AFTER), offending
+
+
+def window(shown: Sequence[Line], at: Finding | None, scenario: str) -> list[str]:
+    """The lines within these bounds, the one with the finding marked."""
+    begin, end, offending = bounds(shown, at)
+    text = [f"transcript of {scenario}, lines {begin + 1} to {end + 1} of {len(shown)}"]
     for i in range(begin, end + 1):
         text.append(("  > " if i == offending and at is not None else "    ") + shown[i].text)
     return text

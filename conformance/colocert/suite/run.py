@@ -29,7 +29,7 @@ from colocert.judge import EXIT_CODES, FAIL, HARNESS_ERROR, USAGE_ERROR, Evidenc
 from colocert.plugin import WORKER_EVIDENCE
 from colocert.record.manifest import EvidenceError, Options, Problem, Record
 from colocert.record.runner import record
-from colocert.report import terminal
+from colocert.report import html, pages, terminal
 from colocert.report.certificate import certificate, write_certificate
 from colocert.report.peaks import Peaks, highest_peaks
 from colocert.report.transcript import write_transcripts
@@ -92,6 +92,8 @@ class Run:
             told = (
                 f"--depth and --fault-depth are 0 or more (got {option.colocert_depth}, {option.colocert_fault_depth})"
             )
+        elif wrong := self._unwritable_report():
+            told = wrong
         elif option.colocert_snapshot_dir and not hasattr(option, "update_snapshots"):
             told = "--snapshot-dir needs the syrupy plugin, which is switched off"
         elif getattr(option, "update_snapshots", False) and not option.colocert_snapshot_dir:
@@ -99,6 +101,22 @@ class Run:
         elif getattr(option, "update_snapshots", False) and os.environ.get("CI"):
             told = "--snapshot-update refuses to run where CI is set: golden transcripts are accepted by a person"
         return Problem("options", told, USAGE) if told else None
+
+    def _report_path(self) -> Path | None:
+        return self._at(self.option.colocert_report) if self.option.colocert_report else None
+
+    def _unwritable_report(self) -> str:
+        """Why the report cannot be written; removes an older run's, which must not stand for this one."""
+        path = self._report_path()
+        if path is None:
+            return ""
+        try:
+            pages.check_extra("--report")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+        except (OSError, pages.MissingExtra) as error:
+            return str(error) if isinstance(error, pages.MissingExtra) else f"--report must be writable (got {error})"
+        return "" if os.access(path.parent, os.W_OK) else f"--report must be writable (got {path})"
 
     def _profiles(self) -> tuple[str, ...]:
         named = (p.strip() for p in self.option.colocert_profile.split(","))
@@ -150,6 +168,7 @@ class Run:
             base = recorded or Record(impl=self.option.colocert_impl, options=Options(profiles=self._profiles()))
             base = msgspec.structs.replace(base, problem=problem)
             self.judged = Judged(base, verdict, {}, (), self._selection(base, ()), (message,))
+            self._write_report(None)
             self._write()
         print(f"colocert: {verdict}: {message}", file=sys.stderr)
         return problem.exit_code
@@ -208,6 +227,8 @@ class Run:
         terminalreporter.write_sep("=", f"colocert: {self.judged.record.name} {self.judged.record.version}")
         for line in terminal.summary(self.judged, self.peaks):
             terminalreporter.write_line(line.text, **line.markup)
+        if self._report_path() is not None:
+            terminalreporter.write_line(f"report: {self._report_path()}")
         path = self._certificate_path()
         if path is not None:
             terminalreporter.write_line(f"certificate: {path}")
@@ -217,6 +238,7 @@ class Run:
         left_out = [c for c in (f"{c.rule}[{c.scenario}]" for c in evidence.cases) if c not in self._ran]
         self.judged = judge(evidence, self._selection(evidence.record, tuple(left_out)))
         self.peaks = highest_peaks(evidence)
+        self._write_report(evidence)
         self._write()
 
     def _selection(self, recorded: Record, left_out: tuple[str, ...]) -> Selection:
@@ -226,6 +248,12 @@ class Run:
             left_out=left_out,
             narrowed=tuple(narrowed(self.option, recorded.options)),
         )
+
+    def _write_report(self, evidence: Evidence | None) -> None:
+        path = self._report_path()
+        if path is not None and self.judged is not None:
+            facts = {"started": self.started.isoformat(timespec="seconds"), "evidence": str(self.folder)}
+            pages.write_page(path, html.report(self.judged, evidence, self.peaks, facts))
 
     def _certificate_path(self, *, remove: bool = False) -> Path | None:
         given = self.option.colocert_certificate
