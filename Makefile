@@ -33,11 +33,12 @@ find_python = for p in $(PYTHON) python3.11 python3 python3.12 python3.13 python
 	then echo "$$p"; exit 0; fi; done; \
 	echo 'make: needs Python 3.10 to 3.13 with venv on PATH, or PYTHON=/path/to/python' >&2; exit 1
 
-.PHONY: help setup fetch-miles certify test lint typing docs clean distclean
+.PHONY: help setup fetch-miles certify test bench lint typing docs clean distclean
 
 help:
 	@echo 'make certify [IMPL=reference|miles|pkg|file.py] [CERTIFICATE=FILE] [REPORT=FILE]   set up, then certify'
 	echo 'make test      set up, then the tests of this project'
+	echo 'make bench     set up, then every bench, each beside its peers; written to build/bench.md'
 	echo 'make lint | typing | docs'
 	echo 'make clean     remove build/ and caches; distclean also removes $(VENV)'
 
@@ -104,6 +105,19 @@ typing: $(STAMP)
 
 docs: $(STAMP)
 	@NO_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site
+
+# Every script of bench/ in turn; what they print goes to build/bench.md too.
+bench: $(STAMP)
+	@mkdir -p build
+	printf '# Benches\n\n%s, %s, %s\n' "$$(date -u +%F)" "$$($(BIN)/python -VV | head -n 1)" "$$(nproc) cores" >build/bench.md
+	for script in bench/*.py; do
+		name="$$(basename "$$script" .py)"
+		echo "== $$name"
+		printf '\n## %s\n\n```\n' "$$name" >>build/bench.md
+		$(BIN)/python "$$script" $(BENCH_ARGS) | tee -a build/bench.md
+		printf '```\n' >>build/bench.md
+	done
+	echo 'wrote build/bench.md'
 
 clean:
 	@rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .tox
