@@ -102,7 +102,7 @@ class Dispatch:
             self._transfer(name, adapter)
         finally:
             self._finish()
-        self._wake(*self.engine.released)
+        self._wake(*sorted(self.engine.released))
         self._serve(name)
 
     def believed(self) -> dict[tuple[str, str], bool]:

@@ -6,8 +6,10 @@ trace. The other half of the profile is in `adapter_sync_served`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from colocert.rules.run import RunView
-from colocert.rules.sync_state import HOST, MODEL, OPTIMIZER, POLICY, SyncFold
+from colocert.rules.sync_state import HOST, MODEL, OPTIMIZER, POLICY, SyncFold, SyncState
 from colocert.trace.events import AnyEvent, Believed, CallBegin, CallEnd, CallRaise, Move, SaverTouch, Send
 
 
@@ -142,10 +144,11 @@ class FinishCopiesNothing(SyncFold):
         if isinstance(event, Send):
             self.offloaded, self.copied = state.base_off(state.on), []
         elif isinstance(event, Move) and state.syncing and state.sends and self.offloaded:
-            if event.owner == POLICY and event.kind == MODEL and event.nbytes:
-                self.copied.append(event)
-        elif isinstance(event, Believed):
-            judge_belief(self, event)
+            self.copied += [event] if (event.owner, event.kind) == (POLICY, MODEL) and event.nbytes else []
+        for told in beliefs(state, event) if isinstance(event, Believed) else ():
+            self.met("belief-differs")
+            if told:
+                self.found(event, "belief-differs", "what is believed is where the storages are", told)
 
     def synced(self, event: CallEnd | CallRaise) -> None:
         state = self.state
@@ -157,16 +160,15 @@ class FinishCopiesNothing(SyncFold):
             self.found(self.copied[0], "copied-at-finish", "the model was off the device when it was sent", told)
 
 
-def judge_belief(fold: SyncFold, event: Believed) -> None:
-    """Compares what is believed with where the storages are, kind by kind. A kind in both places is not judged."""
-    state = fold.state
+def beliefs(state: SyncState, event: Believed) -> Iterator[str]:
+    """What is believed of each kind, as how it differs from where its storages are; empty where it does not.
+
+    Nothing before something was moved. A kind that is in both places is not judged.
+    """
     for key, released in event.released.items() if state.moved else ():
         role, _, kind = key.partition(".")
-        places = [place for place, held in state.kinds.items() if place[0] == role and held == kind]
-        there = {place in state.on for place in places}
-        if len(there) != 1:
-            continue
-        fold.met("belief-differs")
-        if released is (True in there):
-            believed, true = ("released", "resident") if released else ("resident", "released")
-            fold.found(event, "belief-differs", f"{key} is {true} after {state.call}()", f"it is believed {believed}")
+        there = {place in state.on for place, held in state.kinds.items() if place[0] == role and held == kind}
+        if len(there) == 1:
+            resident = True in there
+            told = f"{key} is {'resident' if resident else 'released'} after {state.call}()"
+            yield told if released is resident else ""

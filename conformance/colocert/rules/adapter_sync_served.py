@@ -6,7 +6,7 @@ trace.
 
 from __future__ import annotations
 
-from colocert.rules.adapter_sync import backloads, judge_belief
+from colocert.rules.adapter_sync import backloads, beliefs
 from colocert.rules.run import RunView
 from colocert.rules.sync_state import BASE, SyncFold
 from colocert.trace.events import (
@@ -128,8 +128,10 @@ class ErrorsAreUndone(SyncFold):
     def happened(self, event: AnyEvent) -> None:
         if isinstance(event, CallBegin):
             self.failed = False
-        elif isinstance(event, Believed) and self.failed:
-            judge_belief(self, event)
+        for told in beliefs(self.state, event) if isinstance(event, Believed) and self.failed else ():
+            self.met("belief-differs")
+            if told:
+                self.found(event, "belief-differs", "what is believed after an error is true", told)
 
     def synced(self, event: CallEnd | CallRaise) -> None:
         state = self.state
