@@ -129,14 +129,15 @@ class WorkerGroup:
             self._contents([s for s in self._storages.values() if s.kind in (MODEL, ADAPTERS)], DEVICE)
 
     def train(self, adapter: str | None = None) -> None:
-        """The work of one step: reads everything on the device, and writes what trains.
+        """The work of one step: reads model, adapters and optimizer on the device, and writes what trains.
 
-        Under LoRA that is the named adapter, or all of them; else the model.
+        Under LoRA that is the named adapter, or all of them; else the model. Gradients are written, not read.
         """
         with self._faults.point(f"worker.{self.role}.train"):
-            self._contents(list(self._storages.values()), DEVICE)
+            self._contents([s for s in self._storages.values() if s.kind != GRADS], DEVICE)
             adapters = [s for s in self._storages.values() if s.adapter and adapter in (None, s.name)]
             for s in [*(adapters or self._of(MODEL)), *self._of(OPTIMIZER), *self._of(GRADS)]:
+                self._there(s, "overwrite")
                 self._written += 1
                 s.content = f"#{self.role}.{s.name}.{self._written}"
                 self._emit(Data(s.kind, s.name, "overwrite", s.kind, s.content))
@@ -149,12 +150,15 @@ class WorkerGroup:
                     raise ValueError(f"{self.role}'s {s.name} has no host copy to read: it was never offloaded")
                 found[s.name] = s.host
                 continue
-            if not s.on_device:
-                self._emit(SaverTouch(s.kind, s.name, "read"))
-                raise StorageReleased(f"{self.role}'s {s.name} must be on the device to be read (got released)")
+            self._there(s, "read")
             self._emit(Data(s.kind, s.name, "read", s.kind, s.content))
             found[s.name] = s.content
         return found
+
+    def _there(self, s: Storage, how: str) -> None:
+        if not s.on_device:
+            self._emit(SaverTouch(s.kind, s.name, how))
+            raise StorageReleased(f"{self.role}'s {s.name} must be on the device for {how} (got released)")
 
     def _of(self, kind: str) -> list[Storage]:
         return [s for s in self._storages.values() if s.kind == kind]
