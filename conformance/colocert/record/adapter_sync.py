@@ -68,16 +68,17 @@ class SyncSession:
         self.rig.state(Believed(released, statement=True))
 
 
-def sync_config(scenario: Scenario) -> SyncConfig:
-    """The configuration that the implementation sees."""
-    return SyncConfig(**{"lora": False, "regions": {}, "engine_server": "lenient", **scenario.config})
+def sync_config(scenario: Scenario, claims: Claims) -> SyncConfig:
+    """The configuration that the implementation sees: with an engine that releases what the claims say."""
+    engine = {"engine_server": "lenient", "engine_releases": claims.engine_releases}
+    return SyncConfig(**{"lora": False, "regions": {}, **engine, **scenario.config})
 
 
 def run_adapter_sync(implementation: Any, claims: Claims, scenario: Scenario, sink: Callable[[AnyEvent], None]) -> None:
     """Builds the rig and the weight sync, and takes every step; events go to `sink` as they happen."""
     if not hasattr(implementation, "weight_sync"):
         return
-    rig = SyncRig(sync_config(scenario), claims, sink, seed=scenario.seed)
+    rig = SyncRig(sync_config(scenario, claims), claims, sink, seed=scenario.seed)
     try:
         session = SyncSession(rig)
         session.build(implementation)

@@ -78,6 +78,10 @@ class SyncEngine(EngineDouble):
             self._serves(name, version)
         self._traffic()
 
+    def stamp(self, name: str, version: int) -> None:
+        """The version that requests for `name` carry from now on, where the client keeps it: nothing can fail."""
+        self._serves(name, version)
+
     def unload(self, name: str) -> None:
         """Drops what was loaded under a name. A fault point `engine.unload`."""
         with self._faults.point("engine.unload"):
