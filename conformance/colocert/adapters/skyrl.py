@@ -168,7 +168,7 @@ class SkyRLSync:
         return counted
 
     def broadcast(self, model_id: str | None) -> None:
-        """The workers' part: export what is live, load it, then the reset of the prefix cache, which they await last."""
+        """The part of the workers: export what is live, load it, then reset the prefix cache, which they await last."""
         config, engine, policy = self.rig.config, self.rig.engine, self.rig.workers[POLICY]
         what = {"merged": "merged", "full": "base"}.get(config.sends, "adapter")
         self.name = (model_id or config.adapters[0]) if what == "adapter" else ""

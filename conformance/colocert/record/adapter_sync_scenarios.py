@@ -15,7 +15,7 @@ from typing import Any
 
 from colocert.record.scenarios import Scenario
 
-EFFECTS = 16
+EFFECTS = 24
 THREE = 3
 _KINDS: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "adapter": ({"lora": True}, "lora; sync_strategies∋adapter"),
