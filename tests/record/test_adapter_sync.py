@@ -32,8 +32,10 @@ def test_no_sync_has_more_effects_than_can_be_made_to_fail(name: str) -> None:
     claims = Claims.of(made.claims)
     for scenario in ADAPTER_SYNC_SCENARIOS:
         if "-faults-" in scenario.id and scenario.wanted(claims):
-            fired = sum(isinstance(e, ev.Fault) for e in run(made, scenario))
+            events = run(made, scenario)
+            fired = sum(isinstance(e, ev.Fault) for e in events)
             assert 2 <= fired < EFFECTS, scenario.id
+            assert sum(isinstance(e, ev.CallBegin) and e.method == "sync" for e in events) >= 2 * fired + 1
 
 
 def test_the_starting_adapter_is_delivered_before_any_step() -> None:
@@ -66,6 +68,15 @@ def _run(weight_sync: Any) -> list[Any]:
 def test_an_object_without_the_calls_is_refused_by_name() -> None:
     with pytest.raises(TrainerShapeError, match=r"train_step\(\).*without .*believed\(\)"):
         _run(lambda rig: SimpleNamespace(sync=len))
+
+
+def test_beliefs_are_by_role_and_kind() -> None:
+    class Believes(Dispatch):
+        def believed(self) -> Any:
+            return {"policy": True}
+
+    with pytest.raises(TrainerShapeError, match=r"\(role, kind\).*'policy'"):
+        _run(lambda rig: Believes(rig.workers, rig.engine, implementation.weight_sync(rig).settings))
 
 
 def test_what_a_call_raises_is_in_the_trace_and_an_exit_is_a_death() -> None:

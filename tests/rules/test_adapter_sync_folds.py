@@ -122,13 +122,15 @@ def test_only_adapter_only_syncs_are_held_to_the_skip(config: dict[str, Any]) ->
     assert (tape.found("AS-01"), tape.found("AS-05"), tape.found("AS-06")) == ([], [], [])
 
 
-def test_others_are_looked_at_when_the_adapter_leaves() -> None:
-    tape = Tape().move("policy", "optimizer", "host")
+def test_others_are_looked_at_when_the_engine_takes_the_adapter() -> None:
+    """It may be exported before they go, and they may be back before the version is told."""
+    tape = Tape()
     with tape.sync():
-        tape.move("ref", "model", "host").send()
-    assert tape.found("AS-02") == []
+        tape.send().move("ref", "model", "host").move("policy", "optimizer", "host").serve()
+        tape.move("ref", "model", "device").serve(version=1)
+    assert (tape.found("AS-02"), tape.times("AS-02", "others-resident")) == ([], 1)
     with tape.sync():
-        tape.move("ref", "model", "device").send().move("ref", "model", "host")
+        tape.send().serve(version=2)
     assert tape.found("AS-02") == ["others-resident"]
 
 
@@ -136,7 +138,7 @@ def test_others_are_looked_at_when_the_adapter_leaves() -> None:
 def test_what_is_claimed_to_stay_may_stay(claimed: tuple[str, ...], codes: list[str]) -> None:
     tape = Tape(claims={"resident_while_released": list(claimed)}).move("ref", "model", "host")
     with tape.sync():
-        tape.send()
+        tape.send().serve()
     assert tape.found("AS-02") == codes
 
 

@@ -3,7 +3,7 @@
 Knows how to build one and take a scenario's steps. Does not know rules or processes.
 
     after_build, train_step, forward ROLE, sync [ADAPTER]    calls; after each, what it believes
-    fault N before|after     the N-th effect of the next call fails
+    fault N before|after     the N-th effect of the next call fails; the scenario ends with a call that has fewer
     engine sleeps            the engine gives back what it can, as a driver does before training
     rollout                  requests to everything the engine serves; none while its memory is out
 """
@@ -23,11 +23,15 @@ ACTOR = "weight_sync"
 
 
 class SyncSession:
-    """A weight sync on a rig. `call` never raises what the implementation raises: it is in the trace."""
+    """A weight sync on a rig. `call` never raises what the implementation raises: it is in the trace.
+
+    `spent`: a fault was armed beyond the last effect of a call, so that no later one would go off either.
+    """
 
     def __init__(self, rig: SyncRig) -> None:
         self.rig = rig
         self.made: Any = None
+        self.spent = False
         self._calls = 0
 
     def build(self, implementation: Any) -> None:
@@ -58,12 +62,14 @@ class SyncSession:
         else:
             state(CallEnd(ACTOR, method, call))
             ok = True
-        self.rig.faults.disarm()
+        self.spent = self.rig.faults.disarm()
         self._believed()
         return ok
 
     def _believed(self) -> None:
         stated = self.rig.run(self.made.believed()) or {}
+        if wrong := [key for key in stated if not (isinstance(key, tuple) and len(key) == 2)]:
+            raise TrainerShapeError(f"believed() must return (role, kind) to released (got the key {wrong[0]!r})")
         released = {f"{role}.{kind}": bool(out) for (role, kind), out in stated.items()}
         self.rig.state(Believed(released, statement=True))
 
@@ -83,6 +89,8 @@ def run_adapter_sync(implementation: Any, claims: Claims, scenario: Scenario, si
         session = SyncSession(rig)
         session.build(implementation)
         for step in scenario.steps:
+            if session.spent:
+                break
             _take(session, step)
     finally:
         rig.close()

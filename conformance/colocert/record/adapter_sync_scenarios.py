@@ -4,8 +4,7 @@ Knows which situations matter to a weight sync. Does not know how a step is take
 at it.
 
 The adapter is never zero: it starts with contents of its own. `EFFECTS` is how many effects of one sync can be made to
-fail, each before and after, each followed by a retry; a fault beyond a sync's last effect does not go off, and the
-sync is one more.
+fail, each before and after, each followed by a retry; a scenario ends with the first fault that does not go off.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 from colocert.record.scenarios import Scenario
 
-EFFECTS = 24
+EFFECTS = 32
 THREE = 3
 _KINDS: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "adapter": ({"lora": True}, "lora; sync_strategies∋adapter"),
@@ -59,21 +58,17 @@ def _kind(kind: str) -> Iterator[Scenario]:
     for when in ("before", "after"):
         yield scenario(f"faults-{when}", _faults(when, "train_step", asleep=True))
         yield scenario(f"faults-{when}-other-ran", _faults(when, "train_step", "forward critic", asleep=True))
+        yield scenario(f"faults-{when}-offloaded", _faults(when, asleep=True))
+        yield scenario(f"overlap-faults-{when}", _faults(when, "train_step", asleep=False), overlap=True)
         yield scenario(
             f"faults-{when}-forward", _faults(when, "train_step", after=("forward policy", "train_step"), asleep=True)
         )
-    yield scenario("apart", _syncs("train_step", "forward ref", asleep=False), "disaggregated", colocated=False)
-    yield scenario(
-        "apart-overlap",
-        _syncs("train_step", asleep=False),
-        "disaggregated",
-        colocated=False,
-        overlap=True,
-    )
+    apart: dict[str, Any] = {"claim": "disaggregated", "colocated": False}
+    yield scenario("apart-built", _syncs(asleep=False), **apart)
+    yield scenario("apart", _syncs("train_step", "forward ref", asleep=False), **apart)
+    yield scenario("apart-overlap", _syncs("train_step", asleep=False), overlap=True, **apart)
     for when in ("before", "after"):
-        yield scenario(
-            f"apart-faults-{when}", _faults(when, "train_step", asleep=False), "disaggregated", colocated=False
-        )
+        yield scenario(f"apart-faults-{when}", _faults(when, "train_step", asleep=False), **apart)
 
 
 def _several() -> Iterator[Scenario]:
@@ -92,6 +87,10 @@ def _several() -> Iterator[Scenario]:
     yield scenario("apart", _syncs("train_step", adapters=names, asleep=False), "disaggregated", colocated=False)
     for when in ("before", "after"):
         yield scenario(f"faults-{when}", _faults(when, "train_step", sync="sync beta", asleep=True))
+        between = ("sync alpha",)
+        yield scenario(
+            f"faults-{when}-other-synced", _faults(when, "train_step", after=between, sync="sync beta", asleep=True)
+        )
 
 
 ADAPTER_SYNC_SCENARIOS: tuple[Scenario, ...] = (*(s for kind in _KINDS for s in _kind(kind)), *_several())

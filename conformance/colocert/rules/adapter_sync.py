@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from colocert.rules.run import RunView
 from colocert.rules.sync_state import HOST, MODEL, OPTIMIZER, POLICY, SyncFold, SyncState
-from colocert.trace.events import AnyEvent, Believed, CallBegin, CallEnd, CallRaise, Move, SaverTouch, Send
+from colocert.trace.events import AnyEvent, Believed, CallBegin, CallEnd, CallRaise, EngineServe, Move, SaverTouch, Send
 
 
 class NoBaseBackload(SyncFold):
@@ -37,17 +37,27 @@ def backloads(fold: SyncFold, event: Move) -> bool:
 
 
 class OthersAreOff(SyncFold):
-    """AS-02: when an adapter-only sync sends, the other models and the optimizer are off the device.
+    """AS-02: when the engine takes what an adapter-only sync sent, the other models and the optimizer are off.
 
-    Less what `resident_while_released` claims.
+    Less what `resident_while_released` claims. What is exported earlier, while the engine is asleep, takes no room.
     """
 
     rule = "AS-02"
 
+    def __init__(self, view: RunView) -> None:
+        super().__init__(view)
+        self.sent = False
+
     def happened(self, event: AnyEvent) -> None:
         state = self.state
-        if not isinstance(event, Send) or not state.syncing or not state.adapter_only:
-            return
+        if isinstance(event, (CallBegin, Send)):
+            self.sent = isinstance(event, Send) and state.syncing and state.adapter_only
+        elif isinstance(event, EngineServe) and self.sent:
+            self.sent = False
+            self._taken(event)
+
+    def _taken(self, event: EngineServe) -> None:
+        state = self.state
         if others := [role for role in state.roles() if role not in (POLICY, "")]:
             self.met("others-resident")
             if held := [f"{role}: {', '.join(state.held(role))}" for role in others if state.held(role)]:
