@@ -22,16 +22,26 @@ BASE = ""
 
 
 class SyncEngine(EngineDouble):
-    """One engine. `versions`: name to the version it says it serves; `routes`: name to what was loaded for it."""
+    """One engine. `versions`: name to the version it says it serves; `routes`: name to what was loaded for it.
+
+    `adapters` are the names that requests ask for once they are served; until then they ask for the base.
+    """
 
     def __init__(
-        self, config: Config, write: Callable[[Event], None], faults: Faults, base: str, *, overlap: bool = False
+        self,
+        config: Config,
+        write: Callable[[Event], None],
+        faults: Faults,
+        base: str,
+        *,
+        adapters: tuple[str, ...] = (),
+        overlap: bool = False,
     ) -> None:
         super().__init__(0, config, write, faults)
         self.loaded: dict[str, str] = {BASE: base}
         self.routes: dict[str, str] = {BASE: BASE}
         self.versions: dict[str, int] = {BASE: 0}
-        self.overlap = overlap
+        self.adapters, self.overlap = adapters, overlap
         self._salted: set[str] = set()
         self._cache: dict[tuple[str, int], str] = {}
 
@@ -139,7 +149,7 @@ class SyncEngine(EngineDouble):
 
     def names(self) -> list[str]:
         """The adapters that can be asked for; the base alone where there is none."""
-        return [n for n in self.routes if n != BASE and "@" not in n] or [BASE]
+        return [name for name in self.adapters if name in self.routes] or [BASE]
 
     def _traffic(self) -> None:
         if self.overlap and self.admitting and not self.released:

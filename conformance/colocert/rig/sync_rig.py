@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from colocert.rig.contract import MIB, Claims, Config
 from colocert.rig.rig import Rig
@@ -16,6 +17,23 @@ from colocert.trace.events import AnyEvent
 
 POLICY = "policy"
 BASE_BYTES, ADAPTER_BYTES = 64 * MIB, 4 * MIB
+
+
+class WeightSync(Protocol):
+    """What `weight_sync(rig)` returns. Any method may be a coroutine.
+
+    Timeline: `after_build()` once, then any order of the others; a sync finds the engine asleep or serving and leaves
+    it serving. `sync` raises if it did not deliver; called again it does. `believed()` is (role, kind) to released,
+    from the framework's own flags; what it does not name is not judged.
+    """
+
+    def after_build(self) -> Any: ...
+    def train_step(self) -> Any: ...
+    def forward(self, role: str) -> Any: ...
+    def sync(self, adapter: str | None = None) -> Any: ...
+    def believed(self) -> Any: ...
+
+
 SYNC_METHODS = ("after_build", "train_step", "forward", "sync", "believed")
 
 
@@ -63,7 +81,9 @@ class SyncRig(Rig):
             for role in config.roles
         }
         base = self.workers[POLICY].contents(MODEL)["base"]
-        self.engine = SyncEngine(config, self._stamp, self.faults, base, overlap=config.overlap)
+        self.engine = SyncEngine(
+            config, self._stamp, self.faults, base, adapters=config.adapters, overlap=config.overlap
+        )
         self.engines = [self.engine]
         self.faults.passed.clear()
 

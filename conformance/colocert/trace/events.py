@@ -21,7 +21,7 @@ POISON = "poison"
 
 
 class Event(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, tag_field="ev"):
-    """What every event carries. `owner` is whose memory or call it is: a trainer's (empty) or "engine"."""
+    """What every event carries. `owner` is whose memory or call it is: a trainer's (empty), "engine", or a role's."""
 
     rank: int = 0
     owner: str = ""
