@@ -319,3 +319,154 @@ def test_reading_counts_after_a_sync_and_outside_of_it() -> None:
         tape.add(ev.Data("model", "base", "read", "model", "#base"), "policy")
         tape.add(ev.SaverTouch("optimizer", "optimizer", "read"), "policy")
     assert (tape.found("AS-18"), tape.times("AS-18", "read-released")) == (["read-released"], 1)
+
+
+BACKLOADS = [("AS-01", "base-backloaded"), ("AS-05", "first-sync-backloads"), ("AS-16", "base-backloaded")]
+OTHERS = ({"merge_lora": True}, {"lora": False}, {"strategy": "fsdp"})
+
+
+@pytest.mark.parametrize(("rule", "code"), BACKLOADS)
+def test_a_backload_is_a_move_of_the_model_to_the_device_in_a_sync(rule: str, code: str) -> None:
+    tape = Tape().off("model", "optimizer").move("policy", "model", "device").move("policy", "model", "host")
+    with tape.sync("adapter"):
+        tape.move("policy", "model", "host").move("policy", "optimizer", "device").send().serve(version=1)
+    assert (tape.found(rule), tape.times(rule, code)) == ([], 1)
+    with tape.call("forward", "policy"):
+        tape.move("policy", "model", "device")
+    assert tape.found(rule) == []
+    again = Tape().off("model", "optimizer")
+    with again.sync("adapter"):
+        again.move("policy", "model", "device").send().serve(version=1)
+    assert again.found(rule) == [code]
+
+
+@pytest.mark.parametrize(("rule", "code"), BACKLOADS)
+@pytest.mark.parametrize("what", ["merged", "nothing sent", "resident"])
+def test_a_backload_cannot_be_missed_where_none_was_in_question(rule: str, code: str, what: str) -> None:
+    tape = Tape(merge_lora=what == "merged").off(*([] if what == "resident" else ["model"]), "optimizer")
+    with tape.sync("adapter"):
+        if what != "nothing sent":
+            tape.send()
+        tape.serve(version=1)
+    assert tape.times(rule, code) == 0
+
+
+def test_the_first_sync_alone_counts_as_the_first_and_a_later_backload_is_not_its() -> None:
+    tape = Tape().off("model", "optimizer")
+    for version in (1, 2):
+        with tape.sync():
+            tape.send().serve(version=version)
+    with tape.sync():
+        tape.move("policy", "model", "device")
+    assert (tape.found("AS-05"), tape.times("AS-05", "first-sync-backloads")) == ([], 1)
+
+
+def test_a_first_sync_that_finds_the_base_resident_may_move_it() -> None:
+    tape = Tape()
+    with tape.sync():
+        tape.move("policy", "model", "host").send().move("policy", "model", "device")
+    assert tape.found("AS-05") == []
+
+
+@pytest.mark.parametrize("config", [{}, *OTHERS])
+def test_emptied_storage_is_that_of_a_sync_that_sends_the_model_or_fsdp(config: dict[str, Any]) -> None:
+    tape = Tape(**config).add(ev.SaverTouch("model", "base", "read"), "policy").send()
+    with tape.sync(raises=True):
+        tape.add(ev.SaverTouch("model", "base", "read"), "policy").send()
+    assert tape.found("AS-03") == (["emptied-storage"] if config else [])
+    assert tape.times("AS-03", "emptied-storage") == (2 if config else 0)
+
+
+def test_an_adapter_sync_apart_is_none_that_sends_the_model() -> None:
+    tape = Tape(colocated=False)
+    with tape.sync():
+        tape.send(contents=("#old",))
+    assert (tape.found("AS-03"), tape.times("AS-03", "stale-copy")) == ([], 0)
+
+
+@pytest.mark.parametrize(("colocated", "sends", "times"), [(True, True, 0), (False, False, 0), (False, True, 1)])
+def test_apart_is_a_sync_that_sends_and_what_moves_in_it(colocated: bool, sends: bool, times: int) -> None:
+    tape = Tape(colocated=colocated).move("policy", "optimizer", "host")
+    with tape.sync():
+        if sends:
+            tape.send()
+    assert (tape.found("AS-04"), tape.times("AS-04", "moved")) == ([], times)
+    with tape.sync():
+        tape.move("ref", "model", "host")
+    assert tape.found("AS-04") == ([] if colocated else ["moved"])
+
+
+def test_a_finish_is_what_comes_after_the_send_and_moves_the_policys_model() -> None:
+    tape = Tape().off("optimizer")
+    with tape.sync():
+        tape.move("policy", "model", "host").send().move("ref", "model", "device").move("policy", "optimizer", "device")
+        tape.move("policy", "model", "host", nbytes=0)
+    assert (tape.found("AS-06"), tape.times("AS-06", "copied-at-finish")) == ([], 1)
+    with tape.sync():
+        tape.send().move("policy", "model", "device")
+    assert tape.found("AS-06") == ["copied-at-finish"]
+
+
+@pytest.mark.parametrize("what", ["apart", "raises", "nothing sent"])
+def test_a_finish_needs_a_colocated_sync_that_sent_and_returned(what: str) -> None:
+    tape = Tape(colocated=what != "apart").off("model", "optimizer").send()
+    with tape.sync(raises=what == "raises"):
+        if what != "nothing sent":
+            tape.send()
+        tape.move("policy", "model", "device")
+    assert (tape.found("AS-06"), tape.times("AS-06", "copied-at-finish")) == ([], 0)
+
+
+def test_what_a_true_belief_says_is_no_finding() -> None:
+    tape = Tape().off("model").believes(policy_model=True, policy_optimizer=False)
+    assert (tape.found("AS-06"), tape.times("AS-06", "belief-differs")) == ([], 2)
+
+
+@pytest.mark.parametrize("config", [{"colocated": False}, *OTHERS])
+def test_others_may_stay_beside_a_sync_of_another_kind(config: dict[str, Any]) -> None:
+    tape = Tape(**config)
+    with tape.sync():
+        tape.send().serve()
+    assert (tape.found("AS-02"), tape.times("AS-02", "others-resident")) == ([], 0)
+
+
+def test_what_the_engine_takes_outside_of_a_sync_or_unsent_is_not_looked_at() -> None:
+    tape = Tape().send().serve()
+    with tape.sync():
+        tape.serve(version=1)
+    assert tape.times("AS-02", "others-resident") == 0
+
+
+def test_a_fault_before_an_effect_or_after_another_call_loses_no_answer() -> None:
+    for point, when in (("engine.serve", "before"), ("worker.policy.model.host", "after")):
+        tape = Tape()
+        with tape.sync(raises=True):
+            tape.serve(version=1)
+            if when == "after":
+                tape.move("policy", "model", "host")
+            tape.fault(point, when)
+        assert tape.found("AS-09") == ["changed-on-failure"]
+
+
+def test_beliefs_after_a_later_call_are_no_longer_the_errors() -> None:
+    tape = Tape().off("model")
+    with tape.sync(raises=True):
+        tape.fault()
+    tape.believes(policy_model=True)
+    assert (tape.found("AS-12"), tape.times("AS-12", "belief-differs")) == ([], 1)
+    with tape.call("forward", "policy"):
+        pass
+    tape.believes(policy_model=False)
+    assert (tape.found("AS-12"), tape.found("AS-06")) == ([], ["belief-differs"])
+
+
+def test_only_reads_of_a_forward_or_step_count() -> None:
+    tape = Tape()
+    with tape.sync():
+        tape.add(ev.Data("model", "base", "read", "model", "#base"), "policy")
+    tape.add(ev.SaverTouch("model", "base", "read"), "policy")
+    with tape.call("train_step"):
+        tape.trained()
+    with tape.call("after_build"):
+        tape.add(ev.SaverTouch("model", "base", "read"), "policy")
+    assert (tape.found("AS-18"), tape.times("AS-18", "read-released")) == ([], 0)

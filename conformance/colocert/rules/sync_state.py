@@ -62,8 +62,8 @@ class SyncState:
 
     `kinds`, `sizes`, `contents`: by place. `on`: the places that are on the device. `moved`: whether anything was moved
     so far. `served`, `versions`: by name, as the engine last said. `call`, `subject`: the call under way, or the last
-    one. Since that call began: `on_before`, `brought` (bytes of model memory that came onto the device), `sends`,
-    `touched`, `faulted`. `syncs`: how many syncs ended, normally or not.
+    one. Since that call began: `on_before` (what was on the device then), `sends`, `faulted`. `syncs`: how many syncs
+    ended, normally or not.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,6 @@ class SyncState:
         self.in_call = False
         self.call = self.subject = ""
         self.on_before: set[Place] = set()
-        self.brought = 0
         self.sends: list[Send] = []
         self.faulted = False
         self.syncs = 0
@@ -171,13 +170,11 @@ class SyncState:
         for name in event.tensors:
             (self.on.add if event.to == DEVICE else self.on.discard)((event.owner, name))
         self.moved |= event.nbytes > 0
-        if event.to == DEVICE and event.kind == MODEL:
-            self.brought += event.nbytes
 
     def _begin(self, event: CallBegin) -> None:
         self.in_call, self.call, self.subject = True, event.method, event.subject
         self.on_before = set(self.on)
-        self.brought, self.sends, self.faulted = 0, [], False
+        self.sends, self.faulted = [], False
 
 
 class SyncFold(RunFold):
