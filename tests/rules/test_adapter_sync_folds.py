@@ -470,3 +470,39 @@ def test_only_reads_of_a_forward_or_step_count() -> None:
     with tape.call("after_build"):
         tape.add(ev.SaverTouch("model", "base", "read"), "policy")
     assert (tape.found("AS-18"), tape.times("AS-18", "read-released")) == ([], 0)
+
+
+@pytest.mark.parametrize(("rule", "code"), BACKLOADS)
+def test_what_moves_between_calls_is_no_syncs(rule: str, code: str) -> None:
+    tape = Tape().off("model", "optimizer")
+    with tape.sync("adapter"):
+        tape.send().serve(version=1)
+    tape.move("policy", "model", "device")
+    assert tape.found(rule) == []
+
+
+def test_a_backload_for_no_adapter_by_name_or_for_a_merged_sync_is_not_an_activations() -> None:
+    for subject, merged in (("", False), ("adapter", True)):
+        tape = Tape(merge_lora=merged).off("model", "optimizer")
+        with tape.sync(subject):
+            tape.move("policy", "model", "device").send().serve(version=1)
+        assert tape.found("AS-16") == []
+
+
+def test_a_request_while_the_next_sync_runs_is_not_looked_at() -> None:
+    tape = Tape().request("#old")
+    with tape.sync():
+        pass
+    with tape.sync():
+        tape.request("#new", "#old")
+    assert tape.found("AS-10") == []
+
+
+def test_what_is_read_between_calls_is_no_forwards() -> None:
+    tape = Tape()
+    with tape.sync():
+        pass
+    with tape.call("forward", "policy"):
+        pass
+    tape.add(ev.SaverTouch("model", "base", "read"), "policy")
+    assert tape.found("AS-18") == []

@@ -78,7 +78,7 @@ class ReadsValidMemory(SyncFold):
 
     def happened(self, event: AnyEvent) -> None:
         state = self.state
-        if not state.syncing or state.adapter_only or not self._other_kind():
+        if not state.syncing or not self._other_kind():
             return
         if isinstance(event, SaverTouch):
             what = f"{event.owner}'s {event.alloc} was read while it was released"
@@ -153,7 +153,7 @@ class FinishCopiesNothing(SyncFold):
         state = self.state
         if isinstance(event, Send):
             self.offloaded, self.copied = state.base_off(state.on), []
-        elif isinstance(event, Move) and state.syncing and state.sends and self.offloaded:
+        elif isinstance(event, Move) and state.syncing and self.offloaded:
             self.copied += [event] if (event.owner, event.kind) == (POLICY, MODEL) and event.nbytes else []
         for told in beliefs(state, event) if isinstance(event, Believed) else ():
             self.met("belief-differs")
