@@ -12,7 +12,6 @@ import pytest
 from colocert.judge import judge_events
 from colocert.record.registry import ALL_SCENARIOS, BY_ID
 from colocert.record.scenarios import EXPLORATIONS
-from colocert.rules import group, group_state, handoff, handoff_state, lifecycle, recovery
 from colocert.rules.catalogue import FOLDS, RUNNER_CODES, Rule, catalogue
 from colocert.trace import read_trace
 from colocert_fixtures import matrix, traces
@@ -21,6 +20,7 @@ from colocert_fixtures.traces import make
 
 RULES = {rule.id: rule for profile in TRACED for rule in rules(profile)}
 CODES: list[Kill] = [(rule.id, code.name) for rule in RULES.values() for code in rule.codes]
+FOLD_MODULES = {fold.__module__ for fold in FOLDS.values()}
 TRACES = Path(traces.__file__).parent
 
 each_code = pytest.mark.parametrize(("rule", "code"), CODES, ids=lambda part: part)
@@ -103,7 +103,7 @@ def _codes_in(fold: type) -> set[str]:
     known = {code for _, code in CODES}
     found: set[str] = set()
     for base in inspect.getmro(fold):
-        if base.__module__ in {m.__name__ for m in (group, group_state, handoff, handoff_state, lifecycle, recovery)}:
+        if base.__module__ in FOLD_MODULES:
             tree = ast.parse(inspect.getsource(base))
             found |= {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and n.value in known}
     return found

@@ -154,21 +154,22 @@ def _tags(verb: str) -> Callable[[Any], tuple[str, ...]]:
 
 
 def _request(e: ev.RequestBegin) -> tuple[str, ...]:
-    lacks = [*([] if e.ready else ["memory is released"]), *([] if e.valid else ["base is invalid"])]
-    return ("request", e.adapter, f"version {e.version}", *lacks)
+    told = [*([] if e.ready else ["memory is released"]), *([] if e.valid else ["base is invalid"])]
+    told += ["hits an older prefix"] if e.cached not in ("", e.content) else []
+    return ("request", e.adapter, f"version {e.version}", *told)
 
 
 def _any(event: AnyEvent) -> tuple[str, ...]:
     """An event without a layout of its own: its fields, by name."""
     name = str(type(event).__struct_config__.tag)
-    apart = ("rank", "owner", "seq", "statement", "call")
+    apart = ("rank", "owner", "seq", "statement", "call", "content", "contents", "cached")
     told = {f: getattr(event, f) for f in event.__struct_fields__ if f not in apart}
     return (name, "", "", facts({f: v for f, v in told.items() if v != []}))
 
 
 _SHOW: Mapping[type, Callable[[Any], tuple[str, ...]]] = {
     ev.Config: lambda e: ("config", facts(e.facts, leave_out=("engine_sizes", "regions"))),
-    ev.CallBegin: lambda e: ("call", e.actor, e.method),
+    ev.CallBegin: lambda e: ("call", e.actor, e.method, *([e.subject] if e.subject else [])),
     ev.CallEnd: lambda e: ("end", e.actor, e.method),
     ev.CallIssue: lambda e: ("issue", e.method),
     ev.Ack: lambda e: ("ack",),
@@ -194,6 +195,8 @@ _SHOW: Mapping[type, Callable[[Any], tuple[str, ...]]] = {
     ev.GroupDestroy: lambda e: ("group-", e.name),
     ev.GroupUse: lambda e: ("group", e.name, "", "used" if e.alive else "used, and is not there"),
     ev.Send: lambda e: ("send", e.kind, ",".join(e.tensors), nbytes(e.nbytes), f"from {e.read_from}"),
+    ev.Move: lambda e: ("move", e.kind, ",".join(e.tensors), f"to {e.to}", nbytes(e.nbytes)),
+    ev.RequestBegin: _request,
     ev.Believed: lambda e: (
         "believed",
         " ".join(f"{tag}={'out' if out else 'in'}" for tag, out in sorted(e.released.items())),
