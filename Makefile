@@ -1,6 +1,6 @@
 # Set-up and the main jobs. Needs GNU make, a Python of 3.10 to 3.13 with venv, and pip's package index.
 #
-#   make certify [IMPL=reference] [PROFILE=A,B] [CERTIFICATE=build/certificate.json]
+#   make certify [IMPL=reference] [PROFILE=A,B] [CERTIFICATE=build/certificate.json] [REPORT=build/report.html]
 #   make test
 #
 # PYTHON=... chooses the interpreter of .venv; EXTRAS=... what is installed (default: reference,dev on 3.11, else dev).
@@ -12,10 +12,11 @@ SHELL := /bin/bash
 
 COMMA := ,
 IMPL ?= reference
-# What the reference has rules for; another implementation is asked for the lifecycle unless told otherwise.
-PROFILE ?= $(if $(filter reference,$(IMPL)),lifecycle$(COMMA)handoff$(COMMA)group,lifecycle)
+# What the reference has rules for, and what SkyRL is driven in; any other is asked for the lifecycle unless told otherwise.
+PROFILE ?= $(if $(filter reference,$(IMPL)),lifecycle$(COMMA)handoff$(COMMA)adapter-sync$(COMMA)group,$(if $(filter skyrl,$(IMPL)),adapter-sync,lifecycle))
 
 CERTIFICATE ?= build/certificate.json
+REPORT ?= build/report.html
 EVIDENCE ?= build/evidence
 PYTEST_ARGS ?=
 
@@ -25,6 +26,8 @@ STAMP := $(VENV)/installed
 MILES_VERSION := 0.0.2
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/colocert
 MILES := $(CACHE)/miles-rl-$(MILES_VERSION)
+SKYRL_VERSION := 0.4.0
+SKYRL := $(CACHE)/skyrl-$(SKYRL_VERSION)
 
 # A shim that names a version it does not have fails to run, so each candidate is started once.
 find_python = for p in $(PYTHON) python3.11 python3 python3.12 python3.13 python3.10; do \
@@ -32,11 +35,12 @@ find_python = for p in $(PYTHON) python3.11 python3 python3.12 python3.13 python
 	then echo "$$p"; exit 0; fi; done; \
 	echo 'make: needs Python 3.10 to 3.13 with venv on PATH, or PYTHON=/path/to/python' >&2; exit 1
 
-.PHONY: help setup fetch-miles certify test lint typing docs clean distclean
+.PHONY: help setup fetch-miles fetch-skyrl certify test bench lint typing docs clean distclean
 
 help:
-	@echo 'make certify [IMPL=reference|miles|pkg|file.py] [CERTIFICATE=FILE]   set up, then certify an implementation'
+	@echo 'make certify [IMPL=reference|miles|skyrl|pkg|file.py] [CERTIFICATE=FILE] [REPORT=FILE]   set up, then certify'
 	echo 'make test      set up, then the tests of this project'
+	echo 'make bench     set up, then every bench, each beside its peers; written to build/bench.md'
 	echo 'make lint | typing | docs'
 	echo 'make clean     remove build/ and caches; distclean also removes $(VENV)'
 
@@ -62,28 +66,42 @@ $(STAMP): pyproject.toml constraints.txt
 
 # The wheel of a published framework is unpacked outside the checkout; nothing of it is imported from there before
 # the adapter asks for it.
-$(MILES)/.unpacked: | $(STAMP)
+define fetch
 	@mkdir -p '$(CACHE)'
-	new="$$(mktemp -d '$(CACHE)/miles.XXXXXX')"
+	new="$$(mktemp -d '$(CACHE)/wheel.XXXXXX')"
 	trap 'rm -rf "$$new"' EXIT
-	echo 'fetching miles-rl $(MILES_VERSION) into $(MILES)'
-	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: -d "$$new/wheel" miles-rl==$(MILES_VERSION)
+	echo 'fetching $(1) into $(2)'
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: $(3) -d "$$new/wheel" $(1)
 	$(BIN)/python -m zipfile -e "$$new"/wheel/*.whl "$$new/tree"
 	touch "$$new/tree/.unpacked"
-	rm -rf '$(MILES)'
-	mv "$$new/tree" '$(MILES)'
+	rm -rf '$(2)'
+	mv "$$new/tree" '$(2)'
+endef
+
+$(MILES)/.unpacked: | $(STAMP)
+	$(call fetch,miles-rl==$(MILES_VERSION),$(MILES))
+
+# Its metadata asks for Python 3.12; the modules that are driven import on 3.11 too.
+$(SKYRL)/.unpacked: | $(STAMP)
+	$(call fetch,skyrl==$(SKYRL_VERSION),$(SKYRL),--python-version 3.12)
+
+fetch-skyrl: $(SKYRL)/.unpacked
 
 fetch-miles: $(MILES)/.unpacked
 
-certify: $(STAMP) $(if $(filter miles,$(IMPL)),$(MILES)/.unpacked)
-	@mkdir -p '$(dir $(CERTIFICATE))' build
+certify: $(STAMP) $(if $(filter miles,$(IMPL)),$(MILES)/.unpacked) $(if $(filter skyrl,$(IMPL)),$(SKYRL)/.unpacked)
+	@mkdir -p '$(dir $(CERTIFICATE))' '$(dir $(REPORT))' build
 	$(if $(filter miles,$(IMPL)),export COLOCERT_MILES_PATH='$(MILES)')
+	$(if $(filter skyrl,$(IMPL)),export COLOCERT_SKYRL_PATH='$(SKYRL)')
 	$(BIN)/python -m pytest conformance --impl='$(IMPL)' --profile='$(PROFILE)' -n 2 \
-		--certificate='$(CERTIFICATE)' --evidence='$(EVIDENCE)' $(PYTEST_ARGS)
+		--certificate='$(CERTIFICATE)' --report='$(REPORT)' --evidence='$(EVIDENCE)' $(PYTEST_ARGS)
 
-# The tests of the miles adapter need its wheel, and the extra `reference` to drive it.
+# The tests of the adapters need the wheels; the one for miles the extra `reference` as well, to drive it.
 test: $(STAMP)
-	@if [ ! -e '$(MILES)/.unpacked' ] && $(BIN)/python -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("torch"))'; then
+	@if [ ! -e '$(SKYRL)/.unpacked' ]; then
+		$(MAKE) --no-print-directory fetch-skyrl || echo 'make: skyrl $(SKYRL_VERSION) cannot be fetched: its tests are skipped' >&2
+	fi
+	if [ ! -e '$(MILES)/.unpacked' ] && $(BIN)/python -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("torch"))'; then
 		$(MAKE) --no-print-directory fetch-miles || echo 'make: miles-rl $(MILES_VERSION) cannot be fetched: its tests are skipped' >&2
 	fi
 	rc=0
@@ -103,6 +121,19 @@ typing: $(STAMP)
 
 docs: $(STAMP)
 	@NO_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site
+
+# Every script of bench/ in turn; what they print goes to build/bench.md too.
+bench: $(STAMP)
+	@mkdir -p build
+	printf '# Benches\n\n%s, %s, %s\n' "$$(date -u +%F)" "$$($(BIN)/python -VV | head -n 1)" "$$(nproc) cores" >build/bench.md
+	for script in bench/*.py; do
+		name="$$(basename "$$script" .py)"
+		echo "== $$name"
+		printf '\n## %s\n\n```\n' "$$name" >>build/bench.md
+		$(BIN)/python "$$script" $(BENCH_ARGS) | tee -a build/bench.md
+		printf '```\n' >>build/bench.md
+	done
+	echo 'wrote build/bench.md'
 
 clean:
 	@rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .tox

@@ -1,4 +1,4 @@
-"""The command line: certify, new, rules, judge, spec; verify, baseline, selftest and plan are modules of their own.
+"""The command line: certify, new, rules, judge, spec; the other commands are modules of their own.
 
 Knows arguments and exit codes. Does not know how anything is recorded or judged: `certify` is a pytest run of the
 packaged suite, and starts without torch.
@@ -15,7 +15,7 @@ from string import Template
 from typing import Any
 
 import colocert
-from colocert import cli_baseline, cli_plan, cli_selftest, cli_verify
+from colocert import cli_baseline, cli_diff, cli_plan, cli_selftest, cli_timeline, cli_verify
 
 USAGE = 4
 
@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     spec = commands.add_parser("spec", help="write the specification page from the catalogue")
     spec.add_argument("-o", dest="output", type=Path, metavar="FILE", help="default: standard output")
     spec.set_defaults(run=_spec)
-    for module in (cli_verify, cli_baseline, cli_selftest, cli_plan):
+    for module in (cli_verify, cli_baseline, cli_diff, cli_timeline, cli_selftest, cli_plan):
         module.register(commands)
     return parser
 
@@ -87,6 +87,7 @@ _PASSED_ON: dict[str, dict[str, Any]] = {
     "faults": {"choices": ("none", "single"), "help": "explore with every single fault too"},
     "fault-depth": {"metavar": "N", "type": int, "help": "length of sequences with a fault"},
     "certificate": {"metavar": "FILE", "help": "write the certificate here, and the badge beside it"},
+    "report": {"metavar": "FILE", "help": "write the verdict as one HTML page here"},
     "evidence": {"metavar": "DIR", "help": "record into this folder"},
     "expect": {"metavar": "FILE", "help": "the list of expected failures (default: colocert-expected.toml here)"},
     "snapshot-dir": {"metavar": "DIR", "help": "compare transcripts with those in DIR"},
@@ -165,6 +166,7 @@ def _judge(arguments: argparse.Namespace) -> int:
 
     from colocert.judge import Evidence, Selection, judge, narrowed_by
     from colocert.record.manifest import EvidenceError
+    from colocert.report.peaks import highest_peaks
     from colocert.report.terminal import summary, verdict_line
     from colocert.trace import TraceError
 
@@ -175,7 +177,7 @@ def _judge(arguments: argparse.Namespace) -> int:
         judged = judge(evidence, Selection(options.profiles, arguments.level, narrowed=narrowed_by(options)))
     except (EvidenceError, TraceError) as error:
         raise UsageError(str(error)) from error
-    for line in (*summary(judged), verdict_line(judged)):
+    for line in (*summary(judged, highest_peaks(evidence)), verdict_line(judged)):
         console.print(line.text, style=line.style or None, markup=False)
     return judged.exit_code
 

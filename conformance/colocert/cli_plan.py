@@ -6,11 +6,14 @@ Knows the command's arguments and how a plan is laid out in a terminal. Does not
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 USAGE = 4
+WIDTH = 160
+"""Columns of what is printed where nobody says how wide it may be: to a file or into a pipe."""
 
 
 def register(commands: Any) -> None:
@@ -47,7 +50,8 @@ def _show(found: Any) -> None:
 
     from colocert.plan import verdicts
 
-    console = Console(highlight=False)
+    told = sys.stdout.isatty() or "COLUMNS" in os.environ
+    console = Console(highlight=False, width=None if told else WIDTH)
     console.print(Text(found.shape.title, style="bold"))
     for mode in found.modes.values():
         console.print(_peaks(found, mode))

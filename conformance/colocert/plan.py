@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from colocert.rig.contract import Claims, Config
-from colocert.rig.engine import EngineDouble
 from colocert.rig.rig import Rig
 from colocert.rig.trainers import TrainerDouble
 from colocert.rules.run import DEFAULT, ENGINE, GRAPH, KV, WEIGHTS
@@ -255,17 +254,10 @@ class PlannedTrainer(TrainerDouble):
             self.rank.saver.free(self._held.pop(name))
 
 
-def resize_engine(engine: EngineDouble, sizes: Mapping[str, int]) -> None:
-    """Gives an engine double other sizes: its allocations are made anew, with the bytes of each tag."""
-    for allocation in list(engine.saver.allocations.values()):
-        engine.saver.free(allocation)
-        with engine.saver.region(allocation.tag, enable_cpu_backup=allocation.backup):
-            engine.saver.alloc(sizes[allocation.tag], name=allocation.name, kind=allocation.kind)
-
-
 def config_of(shape: Shape, mode: str) -> Config:
-    """A scenario's configuration with the shape's regions: one rank, one engine."""
-    return Config(lora=True, peak_device=mode, regions=regions_of(shape), groups="absent")
+    """A scenario's configuration with the sizes of a shape: one rank, one engine."""
+    sizes = engine_sizes_of(shape)
+    return Config(lora=True, peak_device=mode, regions=regions_of(shape), engine_sizes=sizes, groups="absent")
 
 
 def _moments(shape: Shape, mode: str, *, early_grads: bool) -> tuple[Moment, ...]:
@@ -279,8 +271,6 @@ def _moments(shape: Shape, mode: str, *, early_grads: bool) -> tuple[Moment, ...
 
     rig = Rig(config_of(shape, mode), CLAIMS, take, started=False)
     try:
-        for engine in rig.engines:
-            resize_engine(engine, engine_sizes_of(shape))
         rig.chain([PlannedTrainer(rank, rig.engines, shape) for rank in rig.ranks])
         for now in order(mode, early_grads=early_grads):
             step, before = now, len(moments)

@@ -15,6 +15,10 @@ from xml.sax.saxutils import escape
 
 from colocert.plan import FROZEN, Bytes, Category, ModePlan, Moment, Plan, Step, size
 from colocert.rules.run import ENGINE
+from colocert.svg import INK as _INK
+from colocert.svg import rect as _rect
+from colocert.svg import rule as _rule
+from colocert.svg import text as _text
 
 WIDTH, HEIGHT = 1640, 850
 _LEFT, _RIGHT, _BETWEEN = 84, 24, 40
@@ -46,7 +50,7 @@ _NAMES = {
     "cuda_graph": "graphs",
 }
 _STACK = tuple(_COLOURS)
-_INK, _FAINT, _LINE, _OVER = "#1f2933", "#8a94a0", "#d9dee3", "#b3001b"
+_FAINT, _LINE, _OVER = "#8a94a0", "#d9dee3", "#b3001b"
 
 _HEAD = f"""\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"
@@ -181,30 +185,3 @@ def _place(category: Category) -> int:
 
 def _name(category: Category) -> str:
     return _NAMES.get(category.kind, category.kind)
-
-
-def _text(
-    x: float,
-    y: float,
-    text: str,
-    *,
-    size_: int = 12,
-    weight: str = "normal",
-    anchor: str = "start",
-    fill: str = _INK,
-    extra: str = "",
-) -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size_}" font-weight="{weight}" text-anchor="{anchor}"'
-        f' fill="{fill}"{extra}>{escape(text)}</text>'
-    )
-
-
-def _rect(x: float, y: float, width: float, height: float, *, fill: str, title: str = "") -> str:
-    head = f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{fill}"'
-    return f"{head}><title>{escape(title)}</title></rect>" if title else f"{head}/>"
-
-
-def _rule(x: float, to: float, y: float, *, stroke: str, dash: str = "", width: float = 1) -> str:
-    dashed = f' stroke-dasharray="{dash}"' if dash else ""
-    return f'<path d="M{x:.1f} {y:.1f}H{to:.1f}" stroke="{stroke}" stroke-width="{width}" fill="none"{dashed}/>'

@@ -77,6 +77,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="length of sequences with a fault (default: 6, or 3 where IMPL is costly to build)",
     )
     add("--certificate", dest="colocert_certificate", metavar="FILE", help="write the certificate (JSON) here")
+    add("--report", dest="colocert_report", metavar="FILE", help="write the report (one HTML page) here; needs jinja2")
     add(
         "--evidence", dest="colocert_evidence", metavar="DIR", help="record into this folder (default: a temporary one)"
     )

@@ -21,6 +21,7 @@ from colocert.expected import Expected
 from colocert.judge import Evidence, Selection, judge, narrowed_by
 from colocert.record.manifest import EvidenceError, ExplorationRecord, Record
 from colocert.report.certificate import SCHEMA, certificate, digests
+from colocert.report.peaks import highest_peaks
 from colocert.report.transcript import of_scenario, transcript_path
 from colocert.trace import TraceError
 
@@ -97,7 +98,8 @@ def verify(stated: Mapping[str, Any], folder: Path) -> list[str]:
         narrowed=tuple(dict.fromkeys((*chosen.narrowed, *narrowed_by(evidence.record.options)))),
         expected=chosen.expected,
     )
-    found = json.loads(json.dumps(certificate(judge(evidence, selection))))
+    made = certificate(judge(evidence, selection), peaks=highest_peaks(evidence))
+    found = json.loads(json.dumps(made))
     for key in [k for k in dict.fromkeys((*found, *stated)) if k not in ("environment", "run")]:
         differences += _compared(key, found.get(key, _ABSENT), stated.get(key, _ABSENT))
     return differences

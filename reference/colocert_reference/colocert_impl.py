@@ -12,6 +12,8 @@ from typing import Any
 from colocert import Claims, Rig
 from colocert.rig.group_rank import RankDouble
 from colocert.rig.group_rig import GroupRig
+from colocert.rig.sync_rig import SyncRig
+from colocert_reference.dispatch import Dispatch, SyncSettings
 from colocert_reference.driver import Driver
 from colocert_reference.driver_ports import driver as reference_driver
 from colocert_reference.group import Group, Ranks
@@ -35,8 +37,8 @@ CLAIMS = Claims(
     file_backed_frozen=True,
     versions=True,
     base_requests_in_lora_mode=False,
-    sync_strategies=frozenset({"adapter", "full"}),
-    disaggregated=False,
+    sync_strategies=frozenset({"adapter", "merged", "full", "fsdp"}),
+    disaggregated=True,
     replacement=True,
     retained_backup=False,
     gradients_traced=True,
@@ -208,6 +210,17 @@ async def train_group(rig: GroupRig) -> Group:
     return await started(Group(ranks, rig.config.ranks, rig.deadline))
 
 
+def weight_sync(rig: SyncRig) -> Dispatch:
+    """The reference dispatch on a rig: its worker groups and its engine are the ports."""
+    return Dispatch(rig.workers, rig.engine, sync_settings(rig))
+
+
+def sync_settings(rig: SyncRig) -> SyncSettings:
+    """What the scenario asks of a weight sync."""
+    config = rig.config
+    return SyncSettings(colocated=config.colocated, sends=config.sends, adapters=config.adapters if config.lora else ())
+
+
 class Reference:
     """The implementation that `--impl=reference` names."""
 
@@ -220,10 +233,12 @@ class Reference:
         trainer: Callable[[Rig], Lifecycle] = ReferenceTrainer,
         driver: Callable[[Rig], Driver] = reference_driver,
         group: Callable[[GroupRig], Awaitable[Group]] = train_group,
+        sync: Callable[[SyncRig], Dispatch] = weight_sync,
     ) -> None:
         self.trainer = trainer
         self.driver = driver
         self.train_group = group
+        self.weight_sync = sync
 
 
 implementation = Reference()

@@ -17,16 +17,21 @@ class ImpossibleConfiguration(ValueError):
     """The settings cannot be run; raised before anything was allocated, moved or asked of an engine."""
 
 
-class Trainers(Protocol):
-    """All trainer ranks. Each call may be repeated; it does nothing where its state already holds."""
+class Critics(Protocol):
+    """All critic ranks. Each call may be repeated; it does nothing where its state already holds."""
 
     def init(self) -> None: ...
-    def offload_grad_buffer(self) -> None: ...
-    def clear_memory(self) -> None: ...
     def sleep(self) -> None: ...
-    def update_weights(self) -> None: ...
     def wake_up(self) -> None: ...
     def train(self) -> None: ...
+
+
+class Trainers(Critics, Protocol):
+    """All trainer ranks: they also send what they trained."""
+
+    def offload_grad_buffer(self) -> None: ...
+    def clear_memory(self) -> None: ...
+    def update_weights(self) -> None: ...
 
 
 class Engines(Protocol):
@@ -75,15 +80,17 @@ class Driver:
 
     gpu-peak, train→rollout: gradients released | engine weights resumed | trainer asleep | sync | KV and graphs resumed
     gpu-peak, rollout→train: KV and graphs released | trainer awake | engine weights released | training
-    cpu-peak: each side gives everything back before the other takes anything.
+    cpu-peak: each side gives everything back before the other takes anything; a critic's turn is before the trainer's.
 
     What is still to be done is asked of the sides, never remembered: so both hand-offs start from any state, and a run
     after an error is an ordinary run. `unsent` only spares `close()` a sync that nobody waits for.
     """
 
-    def __init__(self, trainers: Trainers, engines: Engines, settings: DriverSettings) -> None:
+    def __init__(
+        self, trainers: Trainers, engines: Engines, settings: DriverSettings, critics: Critics | None = None
+    ) -> None:
         settings.check()
-        self.trainers, self.engines, self.settings = trainers, engines, settings
+        self.trainers, self.engines, self.settings, self.critics = trainers, engines, settings, critics
         self.started = False
         self.unsent = True
 
@@ -103,6 +110,7 @@ class Driver:
         """Leaves nothing half released, whatever happened before: parameters that wait for a sync go with it."""
         self.engines.drain()
         if self.started and self.settings.offload_train:
+            self._critics_sleep()
             self.trainers.sleep()
         self._resume(WEIGHTS)
         if self.started and self.unsent:
@@ -115,10 +123,14 @@ class Driver:
         self._release(KV, GRAPH)
         if self.settings.peak_device == "cpu":
             self._release(WEIGHTS)
+        if self.critics is not None:
+            self.critics.init()
+        self._critics_sleep()
         self.trainers.init()
         self.started = True
 
     def _to_rollout(self) -> None:
+        self._critics_sleep()
         if self.settings.offload_train and self.settings.peak_device == "cpu":
             self.trainers.sleep()
         elif self.settings.lora and self.settings.offload_train:
@@ -139,9 +151,21 @@ class Driver:
         self._release(KV, GRAPH)
         if self.settings.peak_device == "cpu":
             self._release(WEIGHTS)
+        self._train_critics()
         if self.settings.offload_train:
             self.trainers.wake_up()
         self._release(WEIGHTS)
+
+    def _train_critics(self) -> None:
+        if self.critics is not None:
+            if self.settings.offload_train:
+                self.critics.wake_up()
+            self.critics.train()
+        self._critics_sleep()
+
+    def _critics_sleep(self) -> None:
+        if self.critics is not None and self.settings.offload_train:
+            self.critics.sleep()
 
     def _release(self, *tags: str) -> None:
         due = [t for t in tags if t in self.settings.releasable and t not in self.engines.released()]

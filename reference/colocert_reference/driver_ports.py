@@ -37,10 +37,10 @@ class Everyone:
 
 
 class RigTrainers:
-    """The trainer ranks of a rig."""
+    """The trainer ranks of a rig, or these of its ranks."""
 
-    def __init__(self, rig: Rig) -> None:
-        self.everyone = Everyone(rig, rig.trainers)
+    def __init__(self, rig: Rig, members: list[Any] | None = None) -> None:
+        self.everyone = Everyone(rig, rig.trainers if members is None else members)
 
     def init(self) -> None:
         self.everyone.call("init")
@@ -114,7 +114,12 @@ def settings_of(rig: Rig, kind: type[DriverSettings] = DriverSettings) -> Driver
     return settings
 
 
+def critics_of(rig: Rig) -> RigTrainers | None:
+    """The critic ranks of a rig; None where it has none."""
+    return RigTrainers(rig, list(rig.critics)) if rig.critics else None
+
+
 def driver(rig: Rig) -> Driver:
     """The reference driver on a rig."""
     settings = settings_of(rig)
-    return Driver(RigTrainers(rig), RigEngines(rig), settings)
+    return Driver(RigTrainers(rig), RigEngines(rig), settings, critics_of(rig))

@@ -22,7 +22,7 @@ from colocert.rig import Claims, Config, Rig
 from colocert.rig.contract import check_implementation
 from colocert.rules.catalogue import catalogue
 from colocert.trace import AnyEvent, read_trace
-from colocert.trace.events import EngineResume, RequestBegin
+from colocert.trace.events import CallEnd, CallRaise, EngineResume, RequestBegin
 
 NEEDS = ("torch", "megatron.core", "torch_memory_saver", "ray", "transformers", "numpy")
 OPTION = "--colocate-memory-peak-device"
@@ -69,7 +69,6 @@ def test_a_checkout_claims_the_hand_off(tmp_path: Path, monkeypatch: pytest.Monk
     [
         (Config(lora=True, engine_releases=frozenset()), "takes kv_cache or weight"),
         (Config(lora=True), "this version has no --colocate-memory-peak-device"),
-        (Config(lora=True, peak_device="cpu", use_critic=True), "no critic ranks"),
     ],
 )
 def test_what_miles_options_cannot_express_is_refused(
@@ -165,6 +164,12 @@ class TestTheCheckout:
         for name in ("no-train-offload", "no-rollout-offload", "critic"):
             met = judge_events(runs[f"gpu-lora-{name}"], RULES).exercised
             assert met["HO-08"]["not-refused"] > 0
+
+    def test_a_critic_trains_in_cpu_peak_beside_the_actors(self, runs: Runs) -> None:
+        events = runs["cpu-full-critic"]
+        trained = [e.actor for e in events if isinstance(e, CallEnd) and e.method == "train"]
+        assert sorted(trained) == ["critic", "critic", "trainer", "trainer"]  # side by side, or one after the other
+        assert not [e for e in events if isinstance(e, CallRaise)]
 
     def test_a_resampled_rollout_asks_the_engines_twice(self, runs: Runs) -> None:
         requests = {

@@ -12,16 +12,15 @@ import pytest
 from colocert.judge import judge_events
 from colocert.record.registry import ALL_SCENARIOS, BY_ID
 from colocert.record.scenarios import EXPLORATIONS
-from colocert.rules import handoff, handoff_state, lifecycle, recovery
 from colocert.rules.catalogue import FOLDS, RUNNER_CODES, Rule, catalogue
 from colocert.trace import read_trace
 from colocert_fixtures import matrix, traces
-from colocert_fixtures.judging import PROFILES, Kill, rules, run
+from colocert_fixtures.judging import PROFILES, TRACED, Kill, rules, run
 from colocert_fixtures.traces import make
-from colocert_reference.colocert_impl import implementation as reference
 
-RULES = {rule.id: rule for profile in PROFILES for rule in rules(profile)}
+RULES = {rule.id: rule for profile in TRACED for rule in rules(profile)}
 CODES: list[Kill] = [(rule.id, code.name) for rule in RULES.values() for code in rule.codes]
+FOLD_MODULES = {fold.__module__ for fold in FOLDS.values()}
 TRACES = Path(traces.__file__).parent
 
 each_code = pytest.mark.parametrize(("rule", "code"), CODES, ids=lambda part: part)
@@ -47,8 +46,9 @@ def test_a_rule_names_scenarios_that_exist_and_at_least_one_report(rule: Rule) -
 def exercised() -> dict[Kill, set[str]]:
     """Rule and code to the scenarios that exercise it on the reference."""
     where: dict[Kill, set[str]] = {}
-    for scenario in (s for s in ALL_SCENARIOS if s.profile in PROFILES):
-        for rule, counts in judge_events(run(reference, scenario), rules(scenario.profile)).exercised.items():
+    for scenario in (s for s in ALL_SCENARIOS if s.profile in TRACED):
+        result = judge_events(run(make.correct(scenario.profile), scenario), rules(scenario.profile))
+        for rule, counts in result.exercised.items():
             for code in counts:
                 where.setdefault((rule, code), set()).add(scenario.id)
     return where
@@ -71,7 +71,7 @@ def test_every_scenario_that_a_rule_names_exercises_it(rule: Rule, exercised: di
 
 def test_every_code_has_a_mutant_and_every_mutant_a_code() -> None:
     """By `KILLED_BY`."""
-    assert {module.KILLED_BY for profile in PROFILES for module in matrix.modules(profile)} == set(CODES)
+    assert {module.KILLED_BY for profile in TRACED for module in matrix.modules(profile)} == set(CODES)
 
 
 @each_code
@@ -86,8 +86,16 @@ def test_the_valid_trace_exercises_the_code_and_the_invalid_one_shows_it(rule: s
 
 def test_the_trace_files_are_what_their_generator_writes(tmp_path: Path) -> None:
     """`python -m colocert_fixtures.traces.make` writes them; there is no other file beside them."""
-    written = {path.relative_to(tmp_path): path.read_bytes() for path in make.write(tmp_path)}
-    assert {path.relative_to(TRACES): path.read_bytes() for path in TRACES.rglob("*.jsonl")} == written
+    written = {path.relative_to(tmp_path): path.read_bytes() for path in make.write(tmp_path, PROFILES)}
+    kept = {path.relative_to(TRACES): path for path in TRACES.rglob("*.jsonl")}
+    recorded = {name for name in kept if RULES[name.parts[0]].profile not in PROFILES}
+    assert {name: path.read_bytes() for name, path in kept.items() if name not in recorded} == written
+    assert {name.as_posix() for name in recorded} == {
+        f"{rule}/{kind}-{code}.jsonl"
+        for rule, code in CODES
+        for kind in ("valid", "invalid")
+        if RULES[rule].profile not in PROFILES
+    }
 
 
 def _codes_in(fold: type) -> set[str]:
@@ -95,7 +103,7 @@ def _codes_in(fold: type) -> set[str]:
     known = {code for _, code in CODES}
     found: set[str] = set()
     for base in inspect.getmro(fold):
-        if base.__module__ in {m.__name__ for m in (handoff, handoff_state, lifecycle, recovery)}:
+        if base.__module__ in FOLD_MODULES:
             tree = ast.parse(inspect.getsource(base))
             found |= {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and n.value in known}
     return found

@@ -57,6 +57,19 @@ def test_a_driver_raises_nothing_where_nothing_went_wrong(name: str) -> None:
     assert raised == set()
 
 
+@pytest.mark.parametrize("name", _claiming("adapter-sync"))
+def test_a_weight_sync_raises_nothing_where_nothing_went_wrong(name: str) -> None:
+    """No rule asks for it: a sync that always raises would never be found sending."""
+    implementation = _implementation(name)
+    raised = set()
+    for scenario in scenarios(Claims.of(implementation.claims), "adapter-sync"):
+        events = run(implementation, scenario)
+        wrong = any(isinstance(e, Fault) for e in events)
+        if not wrong and any(isinstance(e, (CallRaise, SaverTouch)) for e in events):
+            raised.add(scenario.id)
+    assert raised == set()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", _claiming("lifecycle"))
 def test_no_sequence_of_calls_finds_fault(name: str) -> None:
@@ -65,9 +78,11 @@ def test_no_sequence_of_calls_finds_fault(name: str) -> None:
 
 
 def test_there_are_at_least_eight_and_some_owe_nothing_to_the_reference() -> None:
-    """Those written from scratch take no class from it. For drivers, at least six."""
-    trainers, drivers = (set(_claiming(profile)) & set(MODULES) for profile in PROFILES)
+    """Those written from scratch take no class from it. For drivers and weight syncs, at least six."""
+    trainers, drivers, syncs = (set(_claiming(profile)) & set(MODULES) for profile in PROFILES)
     assert len(trainers) >= 8
     assert len([name for name in trainers if not hasattr(MODULES[name], "ReferenceTrainer")]) >= 3
     assert len(drivers) >= 6
     assert len([name for name in drivers if not hasattr(MODULES[name], "reference_driver")]) >= 3
+    assert len(syncs) >= 6
+    assert len([name for name in syncs if not hasattr(MODULES[name], "Dispatch")]) >= 2

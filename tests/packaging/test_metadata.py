@@ -79,12 +79,14 @@ def test_entry_points(wheel: zipfile.ZipFile) -> None:
         "colocert.implementations": {
             "miles": "colocert.adapters.miles",
             "reference": "colocert_reference.colocert_impl",
+            "skyrl": "colocert.adapters.skyrl",
         },
     }
 
 
 def test_the_modules_of_the_entry_points_are_in_the_wheel(names: list[str]) -> None:
-    modules = ("colocert/cli", "colocert/plugin", "colocert/adapters/miles", "colocert_reference/colocert_impl")
+    adapters = ("colocert/adapters/miles", "colocert/adapters/skyrl")
+    modules = ("colocert/cli", "colocert/plugin", *adapters, "colocert_reference/colocert_impl")
     absent = [m for m in modules if f"{m}.py" not in names and f"{m}/__init__.py" not in names]
     assert absent == []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,8 @@ import pytest
 from colocert.rig.contract import Config
 from colocert.shapes import Shape, ShapeError, engine_sizes_of, load, names, parse, regions_of
 
-TINY = (resources.files("colocert_fixtures") / "shapes" / "tiny.toml").read_text(encoding="utf-8")
+SYNTHETIC = Path(__file__).with_name("synthetic.toml")
+TEXT = SYNTHETIC.read_text(encoding="utf-8")
 GPU = "gpu_bytes = { formula"
 MEASURED = 'value = {}, kind = "measured", source = "x"'
 
@@ -44,7 +44,7 @@ def test_model_sizes_are_those_of_the_model_cards() -> None:
 
 
 def test_a_shape_goes_under_the_doubles() -> None:
-    shape = load("tiny")
+    shape = load(str(SYNTHETIC))
     regions = regions_of(shape)
     assert [(r.name, r.backup) for r in regions["default"]] == [("base", True), ("adapter", True), ("optimizer", True)]
     assert [(r.name, r.backup) for r in regions["grad_buffer"]] == [("grads", False)]
@@ -57,8 +57,8 @@ def test_a_changed_input_changes_what_is_computed_from_it() -> None:
 
 
 def parsed(change: Callable[[str], str]) -> Shape:
-    changed = change(TINY)
-    assert changed != TINY
+    changed = change(TEXT)
+    assert changed != TEXT
     return parse(changed.encode(), "x.toml")
 
 
@@ -120,8 +120,8 @@ def test_an_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:
         load("mine")
     with pytest.raises(ShapeError, match="cannot be read"):
         load(str(tmp_path / "mine.toml"))
-    (tmp_path / "mine.toml").write_text(TINY, encoding="utf-8")
-    assert load(str(tmp_path / "mine.toml")) == load("tiny")
+    (tmp_path / "mine.toml").write_text(TEXT, encoding="utf-8")
+    assert load(str(tmp_path / "mine.toml")) == load(str(SYNTHETIC))
     (tmp_path / "mine.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ShapeError, match="not a TOML file"):
         load(str(tmp_path / "mine.toml"))

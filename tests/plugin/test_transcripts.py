@@ -7,6 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from colocert.record.handoff_scenarios import HANDOFF_SCENARIOS
+
 Pytest = Callable[..., Any]
 REPOSITORY = Path(__file__).parents[2]
 
@@ -22,10 +26,42 @@ def saver_calls(scenario: str) -> list[tuple[str, ...]]:
 
 
 def test_the_reference_makes_its_golden_transcripts(run: Pytest, tmp_path: Path) -> None:
-    ended = run(*REFERENCE, f"--snapshot-dir={GOLDEN}", "-n", "2")
+    ended = run("--impl=reference", "--profile=lifecycle,handoff", "--depth=0", f"--snapshot-dir={GOLDEN}", "-n", "2")
     assert ended.code == 10, ended.out  # --depth=0; every transcript is as it was
-    written = sorted(p.name for p in (tmp_path / "evidence" / "transcripts" / "lifecycle").iterdir())
-    assert written == sorted(p.name for p in (GOLDEN / "lifecycle").iterdir())
+    written = {p.name for p in (tmp_path / "evidence" / "transcripts" / "lifecycle").iterdir()}
+    assert written == {p.name for p in (GOLDEN / "lifecycle").iterdir()}
+
+
+def test_scenarios_with_a_golden_transcript_are_those_that_are_read_in_a_review() -> None:
+    kept = {p.stem for p in (GOLDEN / "handoff").iterdir()}
+    assert kept == {s.id for s in HANDOFF_SCENARIOS if s.golden}
+    assert {f"{peak}-{kind}-one" for peak in ("gpu", "cpu") for kind in ("lora", "full")} <= kept
+    assert not {name for name in kept if "fault" in name or "acks" in name}
+
+
+HAND_OFFS = {
+    "gpu-lora": (
+        "offload_grad_buffer, weights in, sleep, update_weights, kv_cache in",
+        "kv_cache out, wake_up, weights out, train",
+    ),
+    "gpu-full": ("weights in, sleep, update_weights, kv_cache in", "kv_cache out, wake_up, weights out, train"),
+    "cpu-lora": ("sleep, weights in, sleep, update_weights, kv_cache in", "kv_cache out, weights out, wake_up, train"),
+    "cpu-full": ("sleep, weights in, sleep, update_weights, kv_cache in", "kv_cache out, weights out, wake_up, train"),
+}
+"""train→rollout and rollout→train, as the first seed tells them."""
+
+
+@pytest.mark.parametrize("mode", HAND_OFFS)
+def test_both_hand_offs_read_as_the_first_seed_tells_them(mode: str) -> None:
+    told = []
+    for line in (GOLDEN / "handoff" / f"{mode}-one.txt").read_text().splitlines():
+        match line.replace("engine 0|", "").split():
+            case ["call", "trainer", method] if method not in ("init", "clear_memory"):
+                told.append(method)
+            case ["release" | "resume" as verb, "weights" | "kv_cache" as tag] if not line.startswith("engine 0|  "):
+                told.append(f"{tag} {'out' if verb == 'release' else 'in'}")
+    to_rollout, to_train = HAND_OFFS[mode]
+    assert ", ".join(told).endswith(f"{to_train}, {to_rollout}, sleep")  # the last one is close()
 
 
 def test_a_changed_a_missing_and_a_left_over_transcript_fail_and_are_accepted(run: Pytest, tmp_path: Path) -> None:

@@ -105,8 +105,28 @@ class Engines:
 
     def generate(self) -> None:
         assert not self.world.out
-        assert self.world.asleep == {"grads", "default"}
+        assert self.world.asleep - {"critic"} == {"grads", "default"}
         self.world.done("generate")
+
+
+class Critics:
+    """Their calls are listed with a `critic` before them."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def init(self) -> None:
+        self.world.done("critic init")
+
+    def sleep(self) -> None:
+        self.world.done("critic sleep", ["critic"], side="asleep")
+
+    def wake_up(self) -> None:
+        self.world.done("critic wake_up", (), ["critic"], side="asleep")
+
+    def train(self) -> None:
+        assert "critic" not in self.world.asleep
+        self.world.done("critic train")
 
 
 def driver(world: World, peak: str, *, lora: bool = True, **settings: Any) -> Driver:
@@ -222,6 +242,30 @@ def test_on_the_rig_a_refusal_has_no_effect(name: str) -> None:
     own = [e for e in events if not e.owner]
     assert [type(e).__name__ for e in own] == ["Config", "ClaimsStated", "CallBegin", "CallRaise"]
     assert {type(e).__name__ for e in events if e.owner} == {"SaverAlloc"}
+
+
+def test_a_critic_has_the_device_before_the_trainer_in_cpu_peak() -> None:
+    world = World()
+    settings = DriverSettings(peak_device="cpu", lora=True, releasable=TAGS, use_critic=True)
+    Driver(Trainers(world), Engines(world), settings, Critics(world)).run(1)
+    start = [*START["cpu"][:-1], "critic init", "critic sleep", "init"]
+    to_rollout = ["critic sleep", *TO_ROLLOUT["cpu", True], *CACHES_BACK]
+    to_train = [*TO_TRAIN["cpu"][:-1], "critic wake_up", "critic train", "critic sleep", "wake_up"]
+    assert world.calls == [*start, *to_rollout, "generate", *to_train, "train", *to_rollout]
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_with_a_critic_a_run_after_an_error_at_any_step_is_an_ordinary_run(after: bool) -> None:
+    settings = DriverSettings(peak_device="cpu", lora=True, releasable=TAGS, use_critic=True)
+    whole = World()
+    Driver(Trainers(whole), Engines(whole), settings, Critics(whole)).run(1)
+    for breaks in range(1, len(whole.calls) + 1):
+        world = World(breaks, after=after)
+        made = Driver(Trainers(world), Engines(world), settings, Critics(world))
+        with pytest.raises(Broken):
+            made.run(1)
+        made.run(1)
+        assert (world.out, world.asleep) == (set(), {"grads", "default", "critic"})
 
 
 # ---- recovery (HO-10)

@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 
+from colocert.plan import plan
+from colocert.shapes import engine_sizes_of, load, regions_of
 from colocert_reference.driver import GRAPH, KV, WEIGHTS, Driver
 from colocert_reference.real import adapter_wire
 from colocert_reference.real.pair import MIB, Pair, Sample, Sizes, granules
@@ -127,6 +129,32 @@ def test_the_capacity_of_the_tiny_shape_lies_in_the_middle_of_the_wall(gpu: Run)
     fits, wall = need.both + max(need.grads, need.communicators), need.both + need.grads + need.communicators
     assert fits + 5 * GRANULE < TINY.capacity < wall - 5 * GRANULE
     assert need.weights + need.cache < TINY.capacity
+
+
+def test_the_sizes_are_those_of_the_tiny_shape(gpu: Run) -> None:
+    """Device bytes to the byte; host bytes, which the shape counts in granules, within one an allocation."""
+    shape, need = load("tiny"), gpu.need
+    assert shape.machine.gpu_bytes.nbytes == TINY.capacity
+    regions = {tag: sum(r.nbytes for r in of_tag) for tag, of_tag in regions_of(shape).items()}
+    assert regions == {"default": need.default, "grad_buffer": need.grads}
+    assert shape.trainer.communicators.nbytes == need.communicators
+    weights, kv_cache, cuda_graph = engine_sizes_of(shape).values()
+    assert (weights, kv_cache + cuda_graph) == (need.weights, need.cache)
+    assert 0 <= need.default - need.backup < GRANULE * len(gpu.trainer["sizes"]["default"])
+    assert 0 <= need.weights - need.mirror < GRANULE * len(TINY.weights)
+
+
+def test_the_plan_of_the_tiny_shape_is_what_is_measured(gpu: Run, cpu: Run) -> None:
+    """Peaks of both modes; and that the engine's weights do not come back where the gradients stay."""
+    found = plan(load("tiny"))
+    for mode, measured in (("gpu", gpu), ("cpu", cpu)):
+        assert found.modes[mode].device_peak().on_device == measured.peaks["device"].on_device
+        copies = found.host_room(found.modes[mode], file_backed=False).peak.on_host(file_backed=False)
+        padding = gpu.need.default - gpu.need.backup + (gpu.need.weights - gpu.need.mirror) * (mode == "cpu")
+        assert copies - measured.peaks["host"].on_host == padding
+    wall = found.too_much(found.grads_kept)
+    assert wall is not None
+    assert (wall.step.call, wall.step.tags) == ("resume", ("weights",))
 
 
 def test_host_peak_is_the_larger_copy_in_gpu_peak_and_both_copies_in_cpu_peak(gpu: Run, cpu: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from colocert.judge import Evidence
 from colocert.record.manifest import COMPLETE, Options, Record, ScenarioRecord, write_record
 from colocert.record.registry import BY_ID
-from colocert.record.steps import run_scenario
+from colocert.record.registry import run as run_scenario
 from colocert.trace import SCHEMA_VERSION, TraceWriter
 from colocert.trace.events import Header
 from colocert_reference.colocert_impl import Reference, ReferenceTrainer
@@ -26,22 +27,30 @@ def recorded(folder: Path, implementation: Any, impl: str, *scenarios: str) -> E
     """An evidence folder over a few scenarios, without exploration."""
     kept = []
     for name in scenarios:
-        trace = Path("traces") / "lifecycle" / f"{name}.jsonl"
-        writer = TraceWriter(folder / trace, Header(schema=SCHEMA_VERSION, scenario=name, profile="lifecycle"))
+        profile = BY_ID[name].profile
+        trace = Path("traces") / profile / f"{name}.jsonl"
+        writer = TraceWriter(folder / trace, Header(schema=SCHEMA_VERSION, scenario=name, profile=profile))
         run_scenario(implementation, implementation.claims, BY_ID[name], writer)
         writer.close()
-        kept.append(ScenarioRecord(id=name, profile="lifecycle", status=COMPLETE, trace=str(trace)))
+        kept.append(ScenarioRecord(id=name, profile=profile, status=COMPLETE, trace=str(trace)))
+    profiles = tuple(dict.fromkeys(s.profile for s in kept))
     record = Record(
         impl=impl,
-        options=Options(profiles=("lifecycle",), depth=0),
+        options=Options(profiles=profiles, depth=0),
         name=implementation.name,
         version=implementation.version,
         claims=implementation.claims.facts(),
-        claimed=("lifecycle",),
+        claimed=profiles,
         scenarios=tuple(kept),
     )
     write_record(folder, record)
     return Evidence(folder)
+
+
+@pytest.fixture(scope="session")
+def record_into() -> Callable[..., Evidence]:
+    """`recorded`, for tests that need another implementation or other scenarios."""
+    return recorded
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def test_every_kind_of_event_has_a_line() -> None:
         "  fatal        (no tag)                  grads         pause  double-release  partly",
         "read           grad_buffer               grads         poisoned",
         "believed       default=out grad_buffer=in",
-        "engine.release                                         tags=[kv_cache,weights]",
+        "release        kv_cache weights",
         "raise          trainer                   sleep         Refused",
         "2| ack",
     ]

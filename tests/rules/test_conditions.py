@@ -21,6 +21,8 @@ FACTS = {"lora": True, "multi_lora": False, "peak_device": ["cpu"], "adapter_sou
         ("lora=False", False),
         ("peak_device∋cpu", True),
         ("peak_device∋gpu", False),
+        ("peak_device∩gpu,cpu", True),
+        ("peak_device∩gpu, tpu", False),
         ("adapter_source≠reloaded", True),
         ("adapter_source≠host", False),
         ("lora; peak_device∋cpu", True),

@@ -330,6 +330,36 @@ def test_transport_is_judged_at_the_next_wake_up_of_the_same_rank() -> None:
     assert tape.begin("wake_up").found("HO-13") == {"transport-kept"}
 
 
+def test_transport_of_a_sync_before_the_sleep_counts_although_less_is_held_than_then() -> None:
+    def synced(*, frees: bool, replaces: bool = False) -> Tape:
+        tape = Tape().starts().begin("update_weights").alloc("bucket", "transport").end("update_weights")
+        if frees:
+            tape.add(ev.SaverFree("transport", "bucket", 64, released=False))
+        if replaces:
+            tape.add(ev.SaverFree("grad_buffer", "grads", 64, released=False))
+        return tape.out("base", "adapter").begin("wake_up")
+
+    assert synced(frees=False).found("HO-13") == {"transport-kept"}
+    assert synced(frees=True).found("HO-13") == set()
+    assert synced(frees=False, replaces=True).found("HO-13") == set()
+
+
+def test_a_critics_steps_owe_no_sync_and_its_memory_is_judged_as_the_trainers() -> None:
+    tape = Tape(peak_device="cpu").starts().out("grads", "base", "adapter")
+    tape.begin("init", 1, "critic").alloc("base", rank=1).end("init", 1, "critic").out("base", rank=1)
+    tape.begin("train", 1, "critic").end("train", 1, "critic")
+    tape.request(0)
+    assert tape.found("HO-09") | tape.found("HO-11") == set()
+    assert tape.back("base", rank=1).request(0).found("HO-11") == {"trainer-resident"}
+
+
+def test_the_sync_window_does_not_wait_for_critics() -> None:
+    tape = Tape(peak_device="cpu").release("weights").starts().out("grads", "base", "adapter")
+    tape.begin("init", 1, "critic").alloc("base", rank=1).end("init", 1, "critic").out("base", rank=1)
+    tape.resume("weights").begin("update_weights").end("update_weights")
+    assert tape.met("HO-04", "more-than-the-sync-reads") == 1
+
+
 def test_an_engine_that_gives_nothing_back_may_be_refused() -> None:
     """That is a run without rollout offload, and no word about LoRA."""
     tape = Tape(engine_releases=[]).begin("build", actor="driver").fails("build", actor="driver")

@@ -6,7 +6,7 @@ driver loop. Needs what that adapter needs; no GPU, no cluster, no SGLang.
 Real: `train()`, `create_rollout_manager`, `create_training_models`, `RayTrainGroup`, `RolloutManager` with its
 `RolloutServer` and `ServerGroup`, the client side of `SGLangEngine`, and `MegatronTrainRayActor` (`MilesTrainer`).
 Replaced by the rig: Ray's handles and `ray.get`, the HTTP server behind `SGLangEngine`, generation and evaluation, what
-an actor's `init()` allocates, and the transfer of weights. A critic is not driven. Does not know any rule.
+an actor's `init()` allocates, and the transfer of weights. Does not know any rule.
 """
 
 from __future__ import annotations
@@ -77,8 +77,6 @@ def _arguments(config: Config) -> Args:
         raise ValueError("--offload-rollout-level takes kv_cache or weight (got neither): gpu-peak has nothing to move")
     if config.peak_device == "gpu" and "--colocate-memory-peak-device" not in MILES.source("miles.utils.arguments"):
         raise ValueError("peak_device must be cpu: this version has no --colocate-memory-peak-device (got gpu)")
-    if config.use_critic and config.peak_device == "cpu":
-        raise ValueError("use_critic must be False in cpu-peak mode: the rig has no critic ranks (got True)")
     every = 1 if config.evaluate else None
     return Args(
         colocate=config.colocated,
@@ -91,6 +89,9 @@ def _arguments(config: Config) -> Args:
         lora_base_cpu_backup=config.engine_mirror,
         actor_num_nodes=1,
         actor_num_gpus_per_node=config.ranks,
+        critic_num_nodes=1,
+        critic_num_gpus_per_node=config.ranks,
+        num_critic_only_steps=0,
         num_gpus_per_node=max(8, config.ranks),
         kl_coef=0,
         ft_components=[],
@@ -212,11 +213,14 @@ class RankActor:
         return getattr(self.handle, name)
 
     def perform(self, method: str, call: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        own = method in ("save_model", "set_rollout_manager")
+        own = method in ("connect_actor_critic", "save_model", "set_rollout_manager")
         return getattr(self, method)() if own else self.handle.perform(method, call, (), {})
 
     def set_rollout_manager(self) -> None:
         """The actor's calls of the manager are answered at once."""
+
+    def connect_actor_critic(self) -> None:
+        """A process group between the two, for what a critic computes; nothing of it is in the rig."""
 
     def save_model(self) -> None:
         try:
@@ -288,8 +292,12 @@ class MilesDriver:
         self.engines = self._make_engines()
         self.engine_handles = [rig.remote(engine) for engine in self.engines]
         self.trainers = trainers = [RankTrainer(Seat(rig, rank), self) for rank in rig.ranks]
+        self.critics = critics = [RankTrainer(Seat(rig, handle.rank), self) for handle in rig.critics]
         self.launched = False
-        self.actors = [rig.remote(RankActor(h, t)) for h, t in zip(rig.chain(trainers), trainers, strict=True)]
+        self.actors = {
+            "actor": [rig.remote(RankActor(h, t)) for h, t in zip(rig.chain(trainers), trainers, strict=True)],
+            "critic": [rig.remote(RankActor(h, t)) for h, t in zip(rig.chain_critics(critics), critics, strict=True)],
+        }
         self.manager = rig.remote(self._make_manager())
         self._patch()
 
@@ -350,8 +358,11 @@ class MilesDriver:
         rig.patch((placement, "RolloutManager"), SimpleNamespace(options=lambda **_: remote))
         rig.patch((placement, "ray"), SimpleNamespace(get=rig.get))
         rig.patch((placement, "_select_train_group_class"), lambda: group.RayTrainGroup)
-        rig.patch((group.RayTrainGroup, "_allocate_gpus_for_actor"), lambda *args: self.actors)
+        rig.patch((group.RayTrainGroup, "_allocate_gpus_for_actor"), lambda group, *args: self.actors[group.role])
         rig.patch((self.loop, "create_placement_groups"), lambda args: dict.fromkeys(("actor", "critic", "rollout")))
+        for module in (self.loop, placement):
+            if hasattr(module, "eager_create_task"):
+                rig.patch((module, "eager_create_task"), self._eager)
         for name in SETUP:
             if hasattr(self.loop, name):
                 rig.patch((self.loop, name), _Nothing())
@@ -391,11 +402,17 @@ class MilesDriver:
             return
         self.launched = False
         self.rig.run(_cancel_the_rest())
-        for trainer in self.trainers:
+        for trainer in (*self.trainers, *self.critics):
             trainer.actor = None
             trainer.seat.rank.end_process()
         for engine in self.engines:
             engine.double.relaunch()
+
+    async def _eager(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """miles' `eager_create_task` for a driver that is not in the loop: its first calls are made on return."""
+        task = self.rig.clock.task(coroutine)
+        self.rig.run(asyncio.sleep(0))
+        return task
 
     def _drive(self, loop: Coroutine[Any, Any, Any]) -> None:
         """Runs the driver's coroutine outside the rig's event loop, so that `ray.get` blocks it as Ray's does."""

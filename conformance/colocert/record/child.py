@@ -25,7 +25,7 @@ from colocert.record.manifest import ExploredFinding, Problem
 from colocert.record.registry import BY_ID, run, smoke
 from colocert.record.resolve import HARNESS, USAGE, ResolveError, resolve
 from colocert.record.scenarios import EXPLORATIONS, Scenario
-from colocert.rig.contract import Claims, ContractError, check_implementation
+from colocert.rig.contract import FACTORIES, Claims, ContractError, check_implementation
 from colocert.rules.catalogue import catalogue
 from colocert.trace import SCHEMA_VERSION, TraceWriter
 from colocert.trace.events import Header
@@ -104,7 +104,8 @@ class Child:
         except TrainerShapeError as error:
             return Answer(ok=False, detail=str(error), problem=Problem("factory", str(error), HARNESS))
         except Exception as error:
-            return Answer(ok=False, problem=_factory_problem(error), detail=f"{type(error).__name__}: {error}")
+            problem = _factory_problem(error, FACTORIES[scenario.profile])
+            return Answer(ok=False, problem=problem, detail=f"{type(error).__name__}: {error}")
         finally:
             writer.close()
         return Answer()
@@ -161,10 +162,11 @@ class Child:
         )
 
 
-def _factory_problem(error: Exception) -> Problem:
+def _factory_problem(error: Exception, factory: str = "trainer") -> Problem:
     abstract = isinstance(error, TypeError) and "abstract" in str(error)
     text = " ".join(str(error).split())
-    message = f"the factory trainer(rig) must return a trainer (got {type(error).__name__}: {text})"
+    made = "a trainer" if factory == "trainer" else "what the contract says"
+    message = f"the factory {factory}(rig) must return {made} (got {type(error).__name__}: {text})"
     return Problem("factory", message, USAGE if abstract else HARNESS)
 
 

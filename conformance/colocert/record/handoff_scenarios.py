@@ -30,9 +30,14 @@ def _mode(peak: str, lora: bool) -> Iterator[Scenario]:
     needs = f"peak_device∋{peak}" + ("; lora" if lora else "")
     base: Mapping[str, Any] = {"lora": lora, "peak_device": peak, "ranks": 2}
 
+    critic = "gpu_peak_with_critic" if peak == "gpu" else ""
+
     def scenario(name: str, *steps: str, seed: int = 0, claim: str = "", **more: Any) -> Scenario:
         asked = f"{needs}; {claim}" if claim else needs
-        return Scenario(f"{prefix}-{name}", {**base, **more}, steps, asked, "handoff", seed)
+        golden = not name.startswith(("acks", "again", "three")) and not any(
+            s.startswith(("fault", "fill")) for s in steps
+        )
+        return Scenario(f"{prefix}-{name}", {**base, **more}, steps, asked, "handoff", seed, golden)
 
     yield scenario("one", "run 1", "close", ranks=1)
     yield scenario("three", "run 3", "close")
@@ -56,10 +61,13 @@ def _mode(peak: str, lora: bool) -> Iterator[Scenario]:
         yield scenario("remat-unsent", *steps, "close", claim="rematerialize", rematerialize=True)
     for seed in range(ACK_SEEDS):
         yield scenario(f"acks-{seed}", "run 2", "close", seed=seed, ranks=3, engines=2)
+    yield scenario("critic", "run 2", "close", use_critic=True, ranks=1)
+    for point in ("init", "train", "sleep"):
+        runs = [step for when in ("before", "after") for step in (f"fault critic.{point} {when}", "run 1", "run 1")]
+        yield scenario(f"critic-fault-{point}", *runs, "close", claim=critic, use_critic=True, ranks=1)
     if peak == "gpu":
         yield scenario("no-train-offload", "run 1", offload_train=False)
         yield scenario("no-rollout-offload", "run 1", offload_rollout=False)
-        yield scenario("critic", "run 1", use_critic=True)
     yield from _faults(scenario, lora)
 
 

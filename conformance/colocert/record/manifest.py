@@ -31,7 +31,10 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class ScenarioRecord(msgspec.Struct, frozen=True):
-    """How a scenario ended: complete, hang or died. `trace` is relative to the folder; `seconds` wall time."""
+    """How a scenario ended: complete, hang or died. `trace` is relative to the folder; `seconds` wall time.
+
+    `golden`: its transcript is compared under `--snapshot-dir`.
+    """
 
     id: str
     profile: str
@@ -39,6 +42,7 @@ class ScenarioRecord(msgspec.Struct, frozen=True):
     trace: str
     detail: str = ""
     seconds: float = 0.0
+    golden: bool = True
 
 
 class ExploredFinding(msgspec.Struct, frozen=True):

@@ -9,18 +9,31 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from colocert.record import group, handoff, steps
+import msgspec
+
+from colocert.record import adapter_sync, group, handoff, steps
+from colocert.record.adapter_sync_scenarios import ADAPTER_SYNC_SCENARIOS
 from colocert.record.group_scenarios import GROUP_SCENARIOS
 from colocert.record.handoff_scenarios import HANDOFF_SCENARIOS
 from colocert.record.scenarios import FULL, LORA, SCENARIOS, Scenario
 from colocert.rig.contract import Claims
 from colocert.trace.events import AnyEvent
 
-ALL_SCENARIOS: tuple[Scenario, ...] = (*SCENARIOS, *HANDOFF_SCENARIOS, *GROUP_SCENARIOS)
+ALL_SCENARIOS: tuple[Scenario, ...] = (
+    *SCENARIOS,
+    *HANDOFF_SCENARIOS,
+    *ADAPTER_SYNC_SCENARIOS,
+    *GROUP_SCENARIOS,
+)
 BY_ID: Mapping[str, Scenario] = MappingProxyType({s.id: s for s in ALL_SCENARIOS})
 
 _RUNNERS: Mapping[str, Callable[[Any, Claims, Scenario, Callable[[AnyEvent], None]], Any]] = MappingProxyType(
-    {"lifecycle": steps.run_scenario, "handoff": handoff.run_handoff, "group": group.run_group}
+    {
+        "lifecycle": steps.run_scenario,
+        "handoff": handoff.run_handoff,
+        "adapter-sync": adapter_sync.run_adapter_sync,
+        "group": group.run_group,
+    }
 )
 
 PATIENCE: Mapping[str, float] = MappingProxyType({"group": 4.0})
@@ -40,6 +53,12 @@ def smoke(profile: str, claims: Claims) -> Scenario | None:
     if profile == "handoff":
         peak = "gpu" if "gpu" in claims.peak_device else "cpu"
         return Scenario("smoke-handoff", {**config, "peak_device": peak}, ("run 1", "close"), profile=profile)
+    if profile == "adapter-sync":
+        wanted = (s for s in ADAPTER_SYNC_SCENARIOS if s.id.endswith("-trained") and s.wanted(claims))
+        first = next(wanted, None)
+        return first and msgspec.structs.replace(
+            first, id="smoke-adapter-sync", steps=("after_build", "train_step", "sync")
+        )
     if profile == "group":
         return Scenario("smoke-group", {**config, "ranks": 2}, ("offload", "onload"), profile=profile)
     return None

@@ -369,6 +369,7 @@ def _scenario(worker: Worker, scenario: Scenario, folder: Path, say: Callable[[s
         trace=os.path.relpath(job.trace, job.folder),
         detail=detail,
         seconds=round(time.monotonic() - started, 3),
+        golden=scenario.golden,
     )
 
 

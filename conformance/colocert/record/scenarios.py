@@ -31,7 +31,11 @@ LEFT_WHEN_FILLED = 2 * MIB
 
 
 class Scenario(msgspec.Struct, frozen=True):
-    """One situation. `needs` are claims that must hold for it to be run, in the catalogue's notation."""
+    """One situation. `needs` are claims that must hold for it to be run, in the catalogue's notation.
+
+    `golden`: its transcript is one for code review, and is compared under `--snapshot-dir`. Not so those that differ
+    from another one's in an order that a seed draws, in an injected error, or from recording to recording.
+    """
 
     id: str
     config: Mapping[str, Any]
@@ -39,6 +43,7 @@ class Scenario(msgspec.Struct, frozen=True):
     needs: str = ""
     profile: str = "lifecycle"
     seed: int = 0
+    golden: bool = True
 
     def wanted(self, claims: Claims) -> bool:
         """Whether an implementation with these claims is put into this situation."""

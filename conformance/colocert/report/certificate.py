@@ -12,7 +12,7 @@ import hashlib
 import json
 import platform
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from importlib import metadata, resources
 from pathlib import Path
@@ -24,6 +24,8 @@ import colocert
 from colocert.expected import facts
 from colocert.judge import NOT_RUN, Judged
 from colocert.record.manifest import Record
+from colocert.report.peaks import Peaks
+from colocert.report.peaks import facts as peak_facts
 from colocert.rules.catalogue import catalogue, catalogue_digest
 
 SCHEMA = "colocert-certificate/1"
@@ -31,8 +33,11 @@ _SUITE = ("expected.py", "judge.py", "record", "rig", "rules", "suite", "trace")
 _TOOLS = ("msgspec", "pytest", "pytest-xdist", "syrupy")
 
 
-def certificate(judged: Judged, run: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The certificate as plain data. `run` adds volatile facts: workers, evidence, started."""
+def certificate(judged: Judged, run: Mapping[str, Any] | None = None, peaks: Sequence[Peaks] = ()) -> dict[str, Any]:
+    """The certificate as plain data. `run` adds volatile facts: workers, evidence, started.
+
+    `peaks` go to the hand-off profile: what each side held at most, when, and what was in it.
+    """
     record = judged.record
     return {
         "schema": SCHEMA,
@@ -40,7 +45,7 @@ def certificate(judged: Judged, run: Mapping[str, Any] | None = None) -> dict[st
         "implementation": _implementation(record),
         "environment": environment(),
         "claims": record.claims,
-        "profiles": {name: _profile(judged, name) for name in judged.profiles},
+        "profiles": {name: _profile(judged, name, peaks) for name in judged.profiles},
         "rules": list(_rules(judged)),
         "controls": [msgspec.to_builtins(control) for control in record.controls],
         "selection": _selection(judged),
@@ -122,7 +127,7 @@ def _implementation(record: Record) -> dict[str, Any]:
     }
 
 
-def _profile(judged: Judged, name: str) -> dict[str, Any]:
+def _profile(judged: Judged, name: str, peaks: Sequence[Peaks]) -> dict[str, Any]:
     """A profile's verdict, and what it was recorded over: what lies in the evidence, less wall times."""
     record = judged.record
     explorations = [msgspec.to_builtins(e) for e in record.explorations if e.profile == name]
@@ -134,6 +139,7 @@ def _profile(judged: Judged, name: str) -> dict[str, Any]:
         "verdict": judged.profiles[name],
         "scenarios": {s.id: s.status for s in record.scenarios if s.profile == name},
         "explorations": explorations,
+        **({"peaks": peak_facts(peaks)} if peaks and name == "handoff" else {}),
     }
 
 

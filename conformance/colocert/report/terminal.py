@@ -28,6 +28,8 @@ from colocert.judge import (
     narrowed_by,
 )
 from colocert.record.manifest import COMPLETE, Record
+from colocert.report.peaks import Peaks
+from colocert.report.peaks import rows as peak_rows
 from colocert.report.transcript import Line, lines
 from colocert.rules.catalogue import RUNNER_CODES, Rule, catalogue
 from colocert.rules.fold import Finding
@@ -100,17 +102,24 @@ def _evidence(case: Case, record: Record, folder: Path) -> list[str]:
     return [*sequence, *window(shown, at, case.scenario)]
 
 
-def window(shown: Sequence[Line], at: Finding | None, scenario: str) -> list[str]:
-    """The call with the finding and the one before it, the line marked; the end of the transcript without a finding."""
+def bounds(shown: Sequence[Line], at: Finding | None) -> tuple[int, int, int]:
+    """What of a transcript shows a finding: the first line, the last, and the one of the event, as indexes.
+
+    The call with the finding and the one before it, or the end of the transcript without a finding.
+    """
     last = len(shown) - 1
     offending = last
     if at is not None:
         offending = next((i for i, line in enumerate(shown) if (line.rank, line.seq) == (at.rank, at.seq)), last)
     call = shown[offending].call if shown else 0
     begin = next((i for i, line in enumerate(shown) if line.call >= call - 1), 0)
-    begin = max(0, begin, offending - _BEFORE)
-    end = min(last, offending + _AFTER)
-    text = [f"transcript of {scenario}, lines {begin + 1} to {end + 1} of {last + 1}"]
+    return max(0, begin, offending - _BEFORE), min(last, offending + _AFTER), offending
+
+
+def window(shown: Sequence[Line], at: Finding | None, scenario: str) -> list[str]:
+    """The lines within these bounds, the one with the finding marked."""
+    begin, end, offending = bounds(shown, at)
+    text = [f"transcript of {scenario}, lines {begin + 1} to {end + 1} of {len(shown)}"]
     for i in range(begin, end + 1):
         text.append(("  > " if i == offending and at is not None else "    ") + shown[i].text)
     return text
@@ -134,15 +143,24 @@ def _labelled(label: str, text: str, *, wrap: bool = True) -> list[str]:
 # ---- summary
 
 
-def summary(judged: Judged) -> Iterator[Styled]:
-    """The table of rules, then why the verdict is not better than it is."""
+def summary(judged: Judged, peaks: Sequence[Peaks] = ()) -> Iterator[Styled]:
+    """The table of rules, the peaks of the hand-offs, then why the verdict is not better than it is."""
     rules = [r for r in judged.rules if r.profile in judged.profiles]
     if rules:
         yield Styled(f"{'rule':<8}{'level':<8}{'outcome':<16}{'exercised':>10}  {'scenario':<30}code or reason", "bold")
     for row in rules:
         yield Styled(_row(row), _style(row, judged.selection.level))
+    yield from _peaks(peaks)
     for reason in judged.reasons:
         yield Styled(f"because: {reason}")
+
+
+def _peaks(peaks: Sequence[Peaks]) -> Iterator[Styled]:
+    """What each side held at most, one block a mode: when first, and what it was."""
+    if peaks:
+        yield Styled(f"{'peaks':<16}{'of':<10}{'on':<8}{'most':>9}  {'when':<52}what was in it", "bold")
+    for mode, place, side, most, when, held in peak_rows(peaks):
+        yield Styled(f"{mode:<16}{side:<10}{place:<8}{most:>9}  {when:<52}{held}".rstrip())
 
 
 def _row(row: RuleOutcome) -> str:

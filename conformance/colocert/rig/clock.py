@@ -12,7 +12,7 @@ import asyncio
 import inspect
 import random
 import selectors
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 LONGEST_DELAY = 1.0
@@ -56,6 +56,10 @@ class VirtualClock:
             return await awaitable
 
         return self._loop.run_until_complete(waited())
+
+    def task(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Starts a coroutine of the driver's own; it goes on whenever something is waited for."""
+        return self._loop.create_task(coroutine)
 
     def start(self, work: Callable[[], Any]) -> asyncio.Task[Any]:
         """Starts work that takes effect after a delay and is acknowledged after another."""

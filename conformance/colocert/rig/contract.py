@@ -142,6 +142,9 @@ class Region:
 
 MIB = 1 << 20
 
+ENGINE_SIZES: Mapping[str, int] = MappingProxyType({"weights": 64 * MIB, "kv_cache": 128 * MIB, "cuda_graph": 8 * MIB})
+"""Bytes of each tag of an engine where no shape says otherwise."""
+
 LORA_REGIONS: Mapping[str, tuple[Region, ...]] = MappingProxyType(
     {
         "default": (
@@ -187,9 +190,9 @@ class Config:
 
     `accumulate` is the number of `train()` calls that make one optimizer step: gradients are live in between.
     `evaluate`: an evaluation and a checkpoint come between iterations; `resample`: an iteration has a second rollout
-    without a sync in between. `ranks` trainers share the device with `engines` engines; `engine_mirror`: the engine
-    keeps its weights on the host while they are released. `groups` says whether process groups exist when the factory
-    runs. Sizes in `regions` are bytes.
+    without a sync in between. `ranks` trainers share the device with `engines` engines; with `use_critic`, as many
+    critic ranks do too. `engine_mirror`: the engine keeps its weights on the host while released. `groups` says whether
+    process groups exist when the factory runs. Sizes in `regions` and `engine_sizes` are bytes.
     """
 
     lora: bool
@@ -209,6 +212,7 @@ class Config:
     ranks: int = 1
     engines: int = 1
     engine_mirror: bool = True
+    engine_sizes: Mapping[str, int] = field(default_factory=lambda: ENGINE_SIZES)
     engine_server: str = "strict"
     engine_releases: frozenset[str] = frozenset({"weights", "kv_cache", "cuda_graph"})
     groups: str = "present"
@@ -218,6 +222,7 @@ class Config:
         """The configuration as plain data; regions as tag to [name, kind, bytes, backup]."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "regions"}
         plain["engine_releases"] = sorted(self.engine_releases)
+        plain["engine_sizes"] = dict(self.engine_sizes)
         plain["regions"] = {tag: [[r.name, r.kind, r.nbytes, r.backup] for r in rs] for tag, rs in self.regions.items()}
         return plain
 

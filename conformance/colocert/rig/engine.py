@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from colocert.rig.contract import MIB, Config
+from colocert.rig.contract import Config
 from colocert.rig.faults import Faults
 from colocert.rig.remote_call import Callee
 from colocert.rig.saver import StrictSaver
@@ -30,8 +30,6 @@ from colocert.trace.events import (
 )
 
 ENGINE_OWNER = "engine"
-ENGINE_SIZES = {"weights": 64 * MIB, "kv_cache": 128 * MIB, "cuda_graph": 8 * MIB}
-"""Bytes of each tag where no shape says otherwise."""
 
 
 class EngineTagError(KeyError):
@@ -57,7 +55,7 @@ class EngineDouble(Callee):
         self.version = self.base_version = 0
         self.admitting = True
         self.in_flight = 0
-        for tag, nbytes in ENGINE_SIZES.items():
+        for tag, nbytes in config.engine_sizes.items():
             with self.saver.region(tag, enable_cpu_backup=tag == "weights" and config.engine_mirror):
                 self.saver.alloc(nbytes, name=f"engine.{tag}", kind=tag)
 
@@ -156,11 +154,12 @@ class EngineDouble(Callee):
         self.emit(RequestEnd("adapter", self.version))
 
     def _wanted(self, tags: Iterable[str] | None) -> list[str]:
-        can = [t for t in ENGINE_SIZES if t in self.config.engine_releases]
+        sizes = self.config.engine_sizes
+        can = [t for t in sizes if t in self.config.engine_releases]
         wanted = can if tags is None else list(tags)
-        unknown = [t for t in wanted if t not in ENGINE_SIZES]
+        unknown = [t for t in wanted if t not in sizes]
         if unknown:
-            raise EngineTagError(f"tags must be of {', '.join(ENGINE_SIZES)} (got {', '.join(map(str, unknown))})")
+            raise EngineTagError(f"tags must be of {', '.join(sizes)} (got {', '.join(map(str, unknown))})")
         return wanted
 
     def fingerprint(self) -> tuple[Any, ...]:

@@ -35,7 +35,8 @@ class Faults:
     def arm(self, point: str, when: str, nth: int = 1) -> None:
         """The nth time from now that `point` is passed it fails: `before` or `after` its effect, or `refused`.
 
-        `saver.pause` stands for every tag's `saver.pause.TAG`, and so on: a point or any dotted part of its beginning.
+        `saver.pause` stands for every tag's `saver.pause.TAG`, and so on: a point or any dotted part of its beginning;
+        `*` stands for every point.
         """
         self._point, self._when, self._nth = point, when, nth
 
@@ -57,7 +58,7 @@ class Faults:
         return _Point(self, name)
 
     def _armed(self, point: str) -> bool:
-        return bool(self._point) and (point == self._point or point.startswith(self._point + "."))
+        return bool(self._point) and (self._point in (point, "*") or point.startswith(self._point + "."))
 
     def _due(self, when: str, point: str) -> bool:
         if self._when != when:

@@ -9,6 +9,7 @@ import importlib
 import inspect
 import tempfile
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,9 @@ class Rig(RankRig):
     `config`: what this scenario is. `saver`: the strict saver, already holding the allocations of `config.regions`
     (unless the adapter calls `start_empty()` before it builds a real model). `process_groups`: the group double.
 
-    For drivers: `trainers`, one handle a rank over a double or over the framework's own trainer (`chain`), and
-    `engines`. There the trainers allocate when the driver calls `init()`.
+    For drivers: `trainers`, one handle a rank over a double or over the framework's own trainer (`chain`), `engines`,
+    and with `config.use_critic` as many `critics`, numbered after the trainers. They allocate when the driver calls
+    `init()`.
     """
 
     def __init__(
@@ -60,11 +62,19 @@ class Rig(RankRig):
         self.emit(ClaimsStated(claims.facts()))
         self.engines: list[EngineDouble] = []
         self.trainers: list[TrainerHandle] = []
+        self.critics: list[TrainerHandle] = []
         if started:
             self.start()
         else:
             self.engines = [EngineDouble(i, config, self._stamp, self.faults) for i in range(config.engines)]
             self.trainers = [TrainerHandle(rank, TrainerDouble(rank, self.engines)) for rank in self.ranks]
+            if config.use_critic:
+                self.critics = self._make_critics(replace(config, role="critic"), capacity)
+
+    def _make_critics(self, config: Config, capacity: int | None) -> list[TrainerHandle]:
+        numbers = range(config.ranks, 2 * config.ranks)
+        ranks = [RankRig(n, config, self._stamp, self.faults, capacity=capacity) for n in numbers]
+        return [TrainerHandle(rank, TrainerDouble(rank, ())) for rank in ranks]
 
     def _stamp(self, event: Event) -> None:
         self._seq += 1
@@ -79,6 +89,12 @@ class Rig(RankRig):
         """Puts the framework's own trainer objects, one a rank, under the handles that the driver calls."""
         self.trainers = [TrainerHandle(rank, trainer) for rank, trainer in zip(self.ranks, trainers, strict=True)]
         return self.trainers
+
+    def chain_critics(self, critics: Iterable[Any]) -> list[TrainerHandle]:
+        """The same for `critics`."""
+        ranks = [handle.rank for handle in self.critics]
+        self.critics = [TrainerHandle(rank, critic) for rank, critic in zip(ranks, critics, strict=True)]
+        return self.critics
 
     # ---- statements, patches
 

@@ -25,6 +25,8 @@ class RankDied(RuntimeError):
 class TrainerHandle(Callee):
     """One rank as a driver sees it: the calls of a trainer, each with its events and a fault point `trainer.CALL`.
 
+    A rank whose role is critic is called so: in its events and in its fault points, `critic.CALL`.
+
     `init()` builds the trainer's memory. A call into a rank that died raises `RankDied`.
     """
 
@@ -32,6 +34,7 @@ class TrainerHandle(Callee):
         super().__init__()
         self.rank, self.trainer = rank, trainer
         self._calls = 0
+        self._actor = "critic" if rank.config.role == "critic" else "trainer"
 
     def emit(self, event: Event) -> None:
         self.rank.emit(event)
@@ -65,16 +68,16 @@ class TrainerHandle(Callee):
             raise RankDied(f"rank {self.rank.rank} has ended; {method}() cannot be called")
         self._calls += 1
         call = self._calls
-        self.emit(CallBegin("trainer", method, call))
+        self.emit(CallBegin(self._actor, method, call))
         try:
-            with self.rank.faults.point(f"trainer.{method}"):
+            with self.rank.faults.point(f"{self._actor}.{method}"):
                 result = getattr(self.trainer, method)()
         except BaseException as error:
             self._raised(method, call, error)
             raise
         if inspect.isawaitable(result):
             return self._later(method, call, result)
-        self.emit(CallEnd("trainer", method, call))
+        self.emit(CallEnd(self._actor, method, call))
         return result
 
     async def _later(self, method: str, call: int, result: Any) -> Any:
@@ -83,13 +86,13 @@ class TrainerHandle(Callee):
         except BaseException as error:
             self._raised(method, call, error)
             raise
-        self.emit(CallEnd("trainer", method, call))
+        self.emit(CallEnd(self._actor, method, call))
         return value
 
     def _raised(self, method: str, call: int, error: BaseException) -> None:
         if isinstance(error, SaverFatal):
             raise RankDied(f"rank {self.rank.rank} ended in {method}(): {error}") from error
-        self.emit(CallRaise("trainer", method, call, type(error).__name__, str(error)[:300]))
+        self.emit(CallRaise(self._actor, method, call, type(error).__name__, str(error)[:300]))
 
 
 class TrainerDouble:

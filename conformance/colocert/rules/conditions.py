@@ -5,6 +5,7 @@ Knows the notation. Does not know which claims exist; claims come as plain facts
     ""            always            lora               the claim is true
     name=False    equals            name≠value         differs
     name∋member   the set holds it  a; b               both
+    name∩a,b      the set holds one of them
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_SIGNS = ("∋", "≠", "=")
+_SIGNS = ("∋", "∩", "≠", "=")
 
 
 def holds(condition: str, claims: Mapping[str, Any]) -> bool:
@@ -42,6 +43,8 @@ def _holds(part: str, claims: Mapping[str, Any]) -> bool:
     stated = claims[name]
     if sign == "∋":
         return value in stated
+    if sign == "∩":
+        return any(member.strip() in stated for member in value.split(","))
     if sign:
         return (str(stated) == value) is (sign == "=")
     return bool(stated)

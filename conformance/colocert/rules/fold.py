@@ -6,7 +6,7 @@ of sequences). Does not know any rule, scenario or double.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
@@ -107,16 +107,17 @@ class Panel:
 
     def __init__(self, view: View | RunView, folds: Sequence[BaseFold]) -> None:
         self.view, self.folds = view, list(folds)
-        self._by_type: dict[type[Event], list[BaseFold]] = {}
-        for fold in folds:
-            for kind in fold.sees:
-                self._by_type.setdefault(kind, []).append(fold)
+        self._by_type: dict[type[Event], tuple[Callable[[Any], None], ...]] = {}
 
     def feed(self, event: AnyEvent) -> None:
         """Moves the view and then the folds past one event."""
-        self.view.apply(event)
-        for fold in self._by_type.get(type(event), ()):
-            fold.on(event)
+        kind = event.__class__
+        calls = self._by_type.get(kind)
+        if calls is None:
+            seeing = [fold.on for fold in self.folds if kind in fold.sees]
+            calls = self._by_type[kind] = (*self.view.handlers(kind), *seeing)
+        for call in calls:
+            call(event)
 
     def clone(self) -> Panel:
         """A copy between two calls, of one rank's panel."""

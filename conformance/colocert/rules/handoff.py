@@ -309,7 +309,7 @@ class PhasesWait(RunFold):
         if isinstance(event, CallIssue):
             return event.method
         if isinstance(event, CallBegin):
-            return event.method if event.actor == "trainer" else ""
+            return "" if event.actor == "driver" else event.method
         if isinstance(event, EngineRelease):
             return "release"
         return "resume" if isinstance(event, EngineResume) else "generate"

@@ -6,7 +6,7 @@ Knows the sentences of these rules as folds over a whole run. Does not know whic
 from __future__ import annotations
 
 from colocert.rules.fold import RunFold
-from colocert.rules.run import RunView
+from colocert.rules.run import Held, RunView
 from colocert.trace.events import (
     AnyEvent,
     CallBegin,
@@ -145,30 +145,41 @@ class NoRequestIsCut(RunFold):
 
 
 class TransportIsCollected(RunFold):
-    """HO-13: trainer device bytes are no higher than before the sync by its next `wake_up()`."""
+    """HO-13: trainer device bytes are no higher than before the sync by its next `wake_up()`.
+
+    A trainer that synced while awake and slept since holds less, whatever it keeps: there, what it has taken since the
+    sync began counts against what it freed.
+    """
 
     rule = "HO-13"
     sees = (CallBegin,)
 
     def __init__(self, view: RunView) -> None:
         super().__init__(view)
-        self.before: dict[int, int] = {}
+        self.before: dict[int, dict[Held, int]] = {}
 
     def on(self, event: AnyEvent) -> None:
         if not isinstance(event, CallBegin) or event.actor != "trainer" or self.view.faults:
             return
         if event.method == "update_weights":
-            self.before[event.rank] = self.view.device_bytes("", event.rank)
+            self.before[event.rank] = self._resident(event.rank)
         elif event.method in ("wake_up", "train") and event.rank in self.before:
             self.met("transport-kept")
-            before, now = self.before.pop(event.rank), self.view.device_bytes("", event.rank)
-            if now > before:
+            before, now = self.before.pop(event.rank), self._resident(event.rank)
+            taken = sum(n for held, n in now.items() if held not in before)
+            freed = sum(n for held, n in before.items() if held not in self.view.allocations)
+            higher = sum(now.values()) - sum(before.values())
+            if higher > 0 or taken > freed:
                 self.found(
                     event,
                     "transport-kept",
-                    f"{before} bytes of the trainer on the device, as before the sync",
-                    f"{now} bytes",
+                    f"{sum(before.values())} bytes of the trainer on the device, as before the sync",
+                    f"{sum(now.values())} bytes, {taken} of them taken since",
                 )
+
+    def _resident(self, rank: int) -> dict[Held, int]:
+        view = self.view
+        return {h: a.nbytes for h, a in view.allocations.items() if h[:2] == ("", rank) and h not in view.out}
 
 
 class NoRedundantResume(RunFold):

@@ -6,6 +6,7 @@ know any rule's sentence.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from colocert.rules.view import RESIDENT_KINDS
@@ -19,6 +20,7 @@ from colocert.trace.events import (
     ClaimsStated,
     Config,
     EngineServe,
+    Event,
     Fault,
     RequestBegin,
     RequestEnd,
@@ -45,15 +47,18 @@ class RunView:
     """The state of a whole run.
 
     `allocations` and `out` (released) are by owner, rank and name; `transport` are those made during a sync, its
-    buffers. `faults` counts injected ones and deaths. `trained`: of the `steps` that returned, some were not sent.
+    buffers. `faults` counts injected ones and deaths. `trained`: of the `steps` that returned, some were not sent; a
+    critic's steps owe no sync and are not counted. `critics` are the ranks that are one.
     `calls`: the trainer call that each rank is in. `outstanding`: calls issued to the living and not acknowledged.
-    `version`: the last one that an engine took.
+    `version`: the last one that an engine took. `gpu_peak` and `lora` are the configuration's.
     """
 
     def __init__(self) -> None:
         self.config: dict[str, Any] = {}
         self.claims: dict[str, Any] = {}
+        self.gpu_peak = self.lora = False
         self.allocations: dict[Held, Allocation] = {}
+        self._engines: dict[Held, Allocation] = {}
         self.out: set[Held] = set()
         self.transport: set[Held] = set()
         self.calls: dict[int, str] = {}
@@ -64,18 +69,11 @@ class RunView:
         self.faults = 0
         self.faulted_run = False
         self.dead: set[int] = set()
+        self.critics: set[int] = set()
         self.in_flight = 0
         self.version: int | None = None
 
     # ---- what rules ask
-
-    @property
-    def gpu_peak(self) -> bool:
-        return self.config.get("peak_device") == "gpu"
-
-    @property
-    def lora(self) -> bool:
-        return bool(self.config.get("lora"))
 
     def releases(self, tag: str) -> bool:
         """Whether the engine of this scenario, under this driver, releases the tag at all."""
@@ -83,11 +81,11 @@ class RunView:
 
     def engine_holds(self, *tags: str) -> set[str]:
         """Which of these tags some engine has resident."""
-        return {a.tag for h, a in self.allocations.items() if h[0] == ENGINE and a.tag in tags and h not in self.out}
+        return {a.tag for h, a in self._engines.items() if a.tag in tags and h not in self.out}
 
     def engine_lacks(self, *tags: str) -> set[str]:
         """Which of these tags some engine has released."""
-        return {a.tag for h, a in self.allocations.items() if h[0] == ENGINE and a.tag in tags and h in self.out}
+        return {a.tag for h, a in self._engines.items() if a.tag in tags and h in self.out}
 
     def trainer_holds(self, tag: str | None = None) -> list[Held]:
         """Trainer model memory on the device beyond the claimed resident set, of one tag or of all."""
@@ -115,12 +113,12 @@ class RunView:
         return [h for h in self.out if h[0] != ENGINE and self.allocations[h].tag == tag]
 
     def ranks(self) -> set[int]:
-        """The living ranks that have made allocations."""
-        return {h[1] for h in self.allocations if h[0] != ENGINE} - self.dead
+        """The living ranks that have made allocations and take part in a sync."""
+        return {h[1] for h in self.allocations if h[0] != ENGINE} - self.dead - self.critics
 
     def started(self) -> bool:
         """Whether some trainer has made its allocations."""
-        return any(h[0] != ENGINE for h in self.allocations)
+        return len(self.allocations) > len(self._engines)
 
     def device_bytes(self, owner: str, rank: int | None = None) -> int:
         """Bytes that an owner has on the device: of one rank, or of all."""
@@ -158,25 +156,35 @@ class RunView:
 
     def apply(self, event: AnyEvent) -> None:
         """Moves the view past one event."""
-        handler = _HANDLERS.get(type(event))
-        if handler is not None:
-            handler(self, event)
+        for handler in self.handlers(type(event)):
+            handler(event)
+
+    def handlers(self, kind: type[Event]) -> list[Callable[[Any], None]]:
+        """What moves the view past an event of this type."""
+        mine = _HANDLERS.get(kind)
+        return [] if mine is None else [mine.__get__(self)]
 
     def _config(self, event: Config) -> None:
-        self.config = event.facts
+        self.config = config = event.facts
+        self.gpu_peak = config.get("peak_device") == "gpu"
+        self.lora = bool(config.get("lora"))
 
     def _claims(self, event: ClaimsStated) -> None:
         self.claims = event.facts
 
     def _alloc(self, event: SaverAlloc) -> None:
-        self.allocations[event.owner, event.rank, event.alloc] = Allocation(
+        held = (event.owner, event.rank, event.alloc)
+        self.allocations[held] = made = Allocation(
             event.alloc, event.tag, event.nbytes, event.backup, event.kind, event.address
         )
+        if event.owner == ENGINE:
+            self._engines[held] = made
         if not event.owner and self.calls.get(event.rank) == "update_weights":
             self.transport.add((event.owner, event.rank, event.alloc))
 
     def _free(self, event: SaverFree) -> None:
         self.allocations.pop((event.owner, event.rank, event.alloc), None)
+        self._engines.pop((event.owner, event.rank, event.alloc), None)
         self.out.discard((event.owner, event.rank, event.alloc))
         self.transport.discard((event.owner, event.rank, event.alloc))
 
@@ -198,13 +206,15 @@ class RunView:
             self.faulted_run = False
         else:
             self.calls[event.rank] = event.method
+            if event.actor == "critic":
+                self.critics.add(event.rank)
 
     def _end(self, event: CallEnd) -> None:
         if event.actor == "driver":
             self.driver = ""
             return
         self.calls.pop(event.rank, None)
-        if event.method == "train":
+        if event.method == "train" and event.actor != "critic":
             self.trained = True
             self.steps += 1
 

@@ -6,6 +6,7 @@ rule's sentence.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from colocert.trace.events import (
@@ -18,6 +19,7 @@ from colocert.trace.events import (
     ClaimsStated,
     Config,
     Data,
+    Event,
     Fault,
     GroupCreate,
     GroupDestroy,
@@ -71,12 +73,14 @@ class View:
     `unsure`: the same of a step that raised; whether they are still wanted is the trainer's to say.
     `lost`: live gradients that a release without backup dropped, by content. `stale`: no-backup allocations resumed and
     not yet written. `contents`: allocation to content token. `moved`: whether a call has released memory so far; of a
-    trainer that never does, what it leaves alone says nothing.
+    trainer that never does, what it leaves alone says nothing. `lora`, `offload` and `rematerializes` (the trainer owes
+    its parameters to a sync) are the scenario's configuration.
     """
 
     def __init__(self) -> None:
         self.config: dict[str, Any] = {}
         self.claims: dict[str, Any] = {}
+        self.lora, self.offload, self.rematerializes = False, True, False
         self.ledger = Ledger()
         self.contents: dict[str, str] = {}
         self.live: set[str] = set()
@@ -94,14 +98,6 @@ class View:
 
     # ---- what rules ask
 
-    @property
-    def lora(self) -> bool:
-        return bool(self.config.get("lora"))
-
-    @property
-    def offload(self) -> bool:
-        return bool(self.config.get("offload_train", True))
-
     def named(self, name: str) -> Allocation:
         return self.ledger.allocations[name]
 
@@ -110,11 +106,6 @@ class View:
         kept = {RESIDENT_KINDS[c] for c in self.claims.get("resident_while_released", ())}
         owed = self.rematerializes
         return [a for a in self.ledger.allocations.values() if a.kind not in kept and not (owed and a.tag == PARAMS)]
-
-    @property
-    def rematerializes(self) -> bool:
-        """Whether this scenario's trainer owes its parameters to a sync."""
-        return bool(self.config.get("rematerialize")) and self.config.get("role") == "actor"
 
     def asleep(self) -> bool:
         """Whether everything due is released now."""
@@ -134,14 +125,23 @@ class View:
 
     def apply(self, event: AnyEvent) -> None:
         """Moves the view past one event."""
-        handler = _HANDLERS.get(type(event))
-        if handler is not None:
-            handler(self, event)
-        if isinstance(event, _EFFECTS) and self.call is not None and self.in_call:
+        for handler in self.handlers(type(event)):
+            handler(event)
+
+    def handlers(self, kind: type[Event]) -> list[Callable[[Any], None]]:
+        """What moves the view past an event of this type, in order."""
+        mine = _HANDLERS.get(kind)
+        return [*([] if mine is None else [mine.__get__(self)]), *([self._effect] if kind in _EFFECTS else [])]
+
+    def _effect(self, event: AnyEvent) -> None:
+        if self.call is not None and self.in_call:
             self.call.effects += 1
 
     def _config(self, event: Config) -> None:
-        self.config = event.facts
+        self.config = config = event.facts
+        self.lora = bool(config.get("lora"))
+        self.offload = bool(config.get("offload_train", True))
+        self.rematerializes = bool(config.get("rematerialize")) and config.get("role") == "actor"
 
     def _claims(self, event: ClaimsStated) -> None:
         self.claims = event.facts
@@ -245,6 +245,7 @@ class View:
         """A copy between two calls; the last call is not kept."""
         new = View()
         new.config, new.claims = self.config, self.claims
+        new.lora, new.offload, new.rematerializes = self.lora, self.offload, self.rematerializes
         new.ledger.allocations = self.ledger.allocations.copy()
         new.ledger.out = self.ledger.out.copy()
         new.ledger.copies = self.ledger.copies.copy()

@@ -153,7 +153,7 @@ class TranscriptItem(JudgedItem):
 
 
 class StaleTranscript(JudgedItem):
-    """A golden file whose scenario was not recorded; `--snapshot-update` removes it."""
+    """A golden file whose scenario was not recorded, or has no golden one; `--snapshot-update` removes it."""
 
     def __init__(self, *, golden: Path, **more: Any) -> None:
         super().__init__(**more)
@@ -227,7 +227,7 @@ def _reason(case: Case, listed: tuple[Expected, ...]) -> str:
 
 def _transcripts(parent: pytest.Collector, profile: str, evidence: Evidence) -> Iterator[pytest.Item]:
     golden = parent.config.invocation_params.dir / parent.config.option.colocert_snapshot_dir
-    recorded = [kept for kept in evidence.record.scenarios if kept.profile == profile]
+    recorded = [kept for kept in evidence.record.scenarios if kept.profile == profile and kept.golden]
     for kept in recorded:
         yield TranscriptItem.from_parent(
             parent, name=f"transcript[{kept.id}]", kept=kept, folder=evidence.folder, golden=golden

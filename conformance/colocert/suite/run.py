@@ -41,8 +41,9 @@ from colocert.judge import (
 from colocert.plugin import WORKER_EVIDENCE, WORKER_EXPECT
 from colocert.record.manifest import EvidenceError, Options, Problem, Record
 from colocert.record.runner import record
-from colocert.report import github, terminal
+from colocert.report import github, html, pages, terminal
 from colocert.report.certificate import certificate, digests, write_certificate
+from colocert.report.peaks import Peaks, highest_peaks
 from colocert.report.transcript import write_transcripts
 from colocert.rules.catalogue import PROFILES
 from colocert.suite.items import evidence_at
@@ -65,6 +66,7 @@ class Run:
         self.expect: Path | None = None
         self.expected: tuple[Expected, ...] = ()
         self.outputs = next((p for p in config.pluginmanager.get_plugins() if isinstance(p, Outputs)), None)
+        self.peaks: tuple[Peaks, ...] = ()
         self.interrupted = False
         self._ran: set[str] = set()
         self._others_failed = 0
@@ -104,6 +106,8 @@ class Run:
             told = (
                 f"--depth and --fault-depth are 0 or more (got {option.colocert_depth}, {option.colocert_fault_depth})"
             )
+        elif wrong := self._unwritable_report():
+            told = wrong
         elif option.colocert_snapshot_dir and not hasattr(option, "update_snapshots"):
             told = "--snapshot-dir needs the syrupy plugin, which is switched off"
         elif getattr(option, "update_snapshots", False) and not option.colocert_snapshot_dir:
@@ -123,6 +127,22 @@ class Run:
         path = self._at(given) if given else self.config.rootpath / FILE
         if given or path.is_file():
             self.expect, self.expected = path, read_expected(path)
+
+    def _report_path(self) -> Path | None:
+        return self._at(self.option.colocert_report) if self.option.colocert_report else None
+
+    def _unwritable_report(self) -> str:
+        """Why the report cannot be written; removes an older run's, which must not stand for this one."""
+        path = self._report_path()
+        if path is None:
+            return ""
+        try:
+            pages.check_extra("--report")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+        except (OSError, pages.MissingExtra) as error:
+            return str(error) if isinstance(error, pages.MissingExtra) else f"--report must be writable (got {error})"
+        return "" if os.access(path.parent, os.W_OK) else f"--report must be writable (got {path})"
 
     def _profiles(self) -> tuple[str, ...]:
         named = (p.strip() for p in self.option.colocert_profile.split(","))
@@ -166,6 +186,7 @@ class Run:
             base = recorded or Record(impl=self.option.colocert_impl, options=Options(profiles=self._profiles()))
             base = msgspec.structs.replace(base, problem=problem)
             self.judged = Judged(base, verdict, {}, (), self._selection(base, ()), (message,))
+            self._write_report(None)
             self._write()
         elif self.outputs is not None:
             self.outputs.write_problem(verdict, message)
@@ -227,8 +248,10 @@ class Run:
         if self.judged is None:
             return
         terminalreporter.write_sep("=", f"colocert: {self.judged.record.name} {self.judged.record.version}")
-        for line in terminal.summary(self.judged):
+        for line in terminal.summary(self.judged, self.peaks):
             terminalreporter.write_line(line.text, **line.markup)
+        if self._report_path() is not None:
+            terminalreporter.write_line(f"report: {self._report_path()}")
         path = self._certificate_path()
         if path is not None:
             terminalreporter.write_line(f"certificate: {path}")
@@ -240,6 +263,8 @@ class Run:
         evidence: Evidence = evidence_at(str(self.folder))
         left_out = [c for c in (f"{c.rule}[{c.scenario}]" for c in evidence.cases) if c not in self._ran]
         self.judged = judge(evidence, self._selection(evidence.record, tuple(left_out)))
+        self.peaks = highest_peaks(evidence)
+        self._write_report(evidence)
         self._write()
 
     def _selection(self, recorded: Record, left_out: tuple[str, ...]) -> Selection:
@@ -250,6 +275,12 @@ class Run:
             narrowed=tuple(narrowed(self.option, recorded.options)),
             expected=self.expected,
         )
+
+    def _write_report(self, evidence: Evidence | None) -> None:
+        path = self._report_path()
+        if path is not None and self.judged is not None:
+            facts = {"started": self.started.isoformat(timespec="seconds"), "evidence": str(self.folder)}
+            pages.write_page(path, html.report(self.judged, evidence, self.peaks, facts))
 
     def _certificate_path(self) -> Path | None:
         given = self.option.colocert_certificate
@@ -279,7 +310,7 @@ class Run:
             "evidence": str(self.folder),
             **digests(self.folder, self.judged.record),
         }
-        made = certificate(self.judged, facts)
+        made = certificate(self.judged, facts, self.peaks)
         if path is not None:
             write_certificate(path, made)
         if self.outputs is not None:

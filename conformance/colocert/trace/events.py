@@ -21,7 +21,7 @@ POISON = "poison"
 
 
 class Event(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, tag_field="ev"):
-    """What every event carries. `owner` is whose memory or call it is: a trainer's (empty) or "engine"."""
+    """What every event carries. `owner` is whose memory or call it is: a trainer's (empty), "engine", or a role's."""
 
     rank: int = 0
     owner: str = ""
@@ -58,11 +58,12 @@ class CallIssue(Event, tag="call.issue"):
 
 
 class CallBegin(Event, tag="call.begin"):
-    """The suite called a method of the implementation."""
+    """The suite called a method of the implementation; `subject` is what it was called for, an adapter or a role."""
 
     actor: str
     method: str
     call: int
+    subject: str = ""
 
 
 class CallEnd(Event, tag="call.end"):
@@ -208,13 +209,17 @@ class Move(Event, tag="move"):
 
 
 class Send(Event, tag="send"):
-    """Weights left for the engine: base, adapter or merged, read from the device or from the host."""
+    """Weights left for the engine: base, adapter or merged, read from the device or from the host.
+
+    `contents`, where it is known, are the content tokens of `tensors`, in their order.
+    """
 
     kind: str
     nbytes: int
     read_from: str
     version: int = 0
     tensors: list[str] = []
+    contents: list[str] = []
 
 
 class EngineRelease(Event, tag="engine.release"):
@@ -244,20 +249,27 @@ class EngineFlush(Event, tag="engine.flush"):
 
 
 class EngineServe(Event, tag="engine.serve"):
-    """What the engine serves from here on."""
+    """What the engine serves from here on; `content`, where it is known, is the token of those weights."""
 
     adapter: str
     version: int
     base: int
+    content: str = ""
 
 
 class RequestBegin(Event, tag="request.begin"):
-    """A request entered the engine. `ready` is False if some of its memory was released; `valid` if its base was."""
+    """A request entered the engine. `ready` is False if some of its memory was released; `valid` if its base was.
+
+    `content`, where it is known, is the token of the weights that answer it; `cached` that of the weights under which
+    a prefix or encoder state that it hits was computed, empty for a miss.
+    """
 
     adapter: str
     version: int = 0
     ready: bool = True
     valid: bool = True
+    content: str = ""
+    cached: str = ""
 
 
 class RequestEnd(Event, tag="request.end"):
