@@ -12,10 +12,12 @@ from typing import Any
 from colocert import Claims, Rig
 from colocert.rig.group_rank import RankDouble
 from colocert.rig.group_rig import GroupRig
+from colocert.rig.payload_rig import PayloadRig
 from colocert_reference.driver import Driver
 from colocert_reference.driver_ports import driver as reference_driver
 from colocert_reference.group import Group, Ranks
 from colocert_reference.lifecycle import Lifecycle
+from colocert_reference.payload_ports import RigPayload
 from colocert_reference.ports import DEFAULT, GRADS, PARAMS, Ports, Settings
 from colocert_reference.rank_processes import Build, ProcessRanks
 
@@ -35,7 +37,7 @@ CLAIMS = Claims(
     file_backed_frozen=True,
     versions=True,
     base_requests_in_lora_mode=False,
-    sync_strategies=frozenset({"adapter", "full"}),
+    sync_strategies=frozenset({"adapter", "merged", "full"}),
     disaggregated=False,
     replacement=True,
     retained_backup=False,
@@ -220,10 +222,13 @@ class Reference:
         trainer: Callable[[Rig], Lifecycle] = ReferenceTrainer,
         driver: Callable[[Rig], Driver] = reference_driver,
         group: Callable[[GroupRig], Awaitable[Group]] = train_group,
+        payload: Callable[[PayloadRig], Any] = RigPayload,
     ) -> None:
         self.trainer = trainer
         self.driver = driver
         self.train_group = group
+        if importlib.util.find_spec("torch") is not None:
+            self.payload_sync = payload
 
 
 implementation = Reference()
