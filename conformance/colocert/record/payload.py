@@ -50,14 +50,14 @@ class PayloadSession:
         """One sync, with what the rig sees before and after."""
         rig, measure = self.rig, self.rig.measure
         asked = names[0] if names else next(iter(rig.config.adapters), None)
-        rig.look(asked)
+        rig.look(asked, after=False)
         rig.engine.last_loaded = ""
         with measure.around_sync():
             self._guard("sync", lambda: self._watched(names))
         rig.faults.disarm()
         if asked and (loaded := rig.engine.last_loaded):
             measure.served_as[asked] = asked if asked in rig.engine.adapters else loaded
-        rig.look(asked)
+        rig.look(asked, after=True)
         rig.emit(Measured("levels", measure.levels()))
 
     def _watched(self, names: tuple[str, ...]) -> None:

@@ -13,6 +13,7 @@ import hashlib
 import os
 import tracemalloc
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from colocert.rig import payload_model as model
@@ -20,6 +21,10 @@ from colocert.rig.payload_engine import PayloadEngine
 from colocert.rig.payload_trainer import BASE, LOST, PayloadTrainer
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+BLOCK = 512
+"""Bytes from which a block of Python's counts: names and small objects are left out."""
+
+KIT = str(Path(__file__).parents[1]) + os.sep
 ONCE, TWICE, NONE, OTHER, UNKNOWN = "once", "twice", "none", "other", "unknown"
 """How often the delta is in the effective weights; `other`: they are neither; `unknown`: the trainer's are lost."""
 
@@ -27,7 +32,7 @@ ONCE, TWICE, NONE, OTHER, UNKNOWN = "once", "twice", "none", "other", "unknown"
 class Measure:
     """Looks at one trainer and one engine. `served_as`: under which name the engine has what was synced for an adapter.
 
-    Timeline: `begin()` once; `state()` before and after each call; `levels()` after a sync; `end()`. Objects that exist
+    Timeline: `begin()` once; before each sync `state()`, after it `compared()`, then `levels()`; `end()`. Objects that exist
     at `begin()` are left out of later garbage collections, so that looking costs little.
     """
 
@@ -41,9 +46,12 @@ class Measure:
         self._start: dict[str, int] = {}
         self._python: list[int] = []
         self._tracing = False
+        self._threads = 0
 
     def begin(self, *, levels: bool) -> None:
-        """From here on; with `levels`, what Python allocates is traced too."""
+        """From here on; with `levels`, what Python allocates is traced too. One thread: the tensors are small."""
+        self._threads = self._torch.get_num_threads()
+        self._torch.set_num_threads(1)
         gc.collect()
         gc.freeze()
         self._tracing = levels and not tracemalloc.is_tracing()
@@ -55,59 +63,56 @@ class Measure:
         if self._tracing:
             tracemalloc.stop()
         gc.unfreeze()
+        self._torch.set_num_threads(self._threads)
 
     # ---- state
 
     def state(self, asked: str | None) -> dict[str, Any]:
-        """Everything that the rules compare: see the keys. `asked` is the adapter in question, None without LoRA."""
+        """Where everything is, and what it holds. `asked` is the adapter in question, None without LoRA."""
         trainer, engine = self.trainer, self.engine
-        gc.collect()
-        name = self.served_as.get(asked or "", asked)
-        stale = self._stale(name, asked)
         return {
             "asked": asked or "",
             "where": {owner: trainer.where(owner) for owner in (BASE, *trainer.adapters)},
             "trainer_base": self._token(trainer.truth(BASE)),
             "trainer_adapters": {a: self._token(trainer.truth(a)) for a in trainer.adapters},
             "base_valid": engine.base_valid,
-            "base_differs": self._base_differs(),
-            "outside_differs": [n for n in stale if n == "model.norm.weight"] if trainer.outside else [],
             "incarnation": engine.incarnation,
             "served": {a: self._token(_flat(s.tensors)) for a, s in engine.adapters.items()},
+        }
+
+    def compared(self, asked: str | None) -> dict[str, Any]:
+        """The state, and how the engine's side of it compares with the trainer's."""
+        gc.collect()
+        name = self.served_as.get(asked or "", asked)
+        plain, expected = self.trainer.expected(None), self.trainer.expected(asked)
+        got = self.engine.effective(name)
+        return {
+            **self.state(asked),
+            "base_differs": self._base_differs(plain),
             "absent": self._absent(name),
-            "stale": stale,
-            "delta": self._delta(name, asked),
+            **self._effective(asked, plain, expected, got),
             "aliased": self._aliased(),
         }
 
-    def _base_differs(self) -> list[str]:
+    def _base_differs(self, plain: Mapping[str, Any] | None) -> list[str]:
         """The frozen tensors whose bits in the engine are not the trainer's."""
-        held = model.to_engine(self.trainer.truth(BASE) or {})
-        return [n for n in self.trainer.frozen() if not self._torch.equal(held[n], self.engine.base[n])]
+        assert plain is not None, "the base is never lost"
+        return [n for n in self.trainer.frozen if not self._torch.equal(plain[n], self.engine.base[n])]
 
-    def _stale(self, name: str | None, asked: str | None) -> list[str]:
-        """The tensors whose effective weights are not the trainer's."""
-        expected = self.trainer.expected(asked)
+    def _effective(self, asked: str | None, plain: Any, expected: Any, got: Mapping[str, Any]) -> dict[str, Any]:
+        """Which effective weights are not the trainer's, and how often the delta is in those that are frozen."""
         if expected is None:
-            return []
-        got = self.engine.effective(name)
-        return [n for n in expected if not self._close(expected[n], got[n])]
-
-    def _delta(self, name: str | None, asked: str | None) -> str:
-        expected = self.trainer.expected(asked)
-        if expected is None:
-            return UNKNOWN
-        chosen = self.trainer.frozen() or list(expected)
-        got = self.engine.effective(name)
-        if all(self._close(expected[n], got[n]) for n in chosen):
-            return ONCE
-        plain = self.trainer.expected(None)
-        assert plain is not None
-        if asked and all(self._close(plain[n], got[n]) for n in chosen):
-            return NONE
-        if asked and all(self._close(2 * expected[n] - plain[n], got[n]) for n in chosen):
-            return TWICE
-        return OTHER
+            return {"stale": [], "outside_differs": [], "delta": UNKNOWN}
+        stale = [n for n in expected if not self._close(expected[n], got[n])]
+        chosen = self.trainer.frozen or list(expected)
+        delta = OTHER
+        if not set(stale) & set(chosen):
+            delta = ONCE
+        elif asked and all(self._close(plain[n], got[n]) for n in chosen):
+            delta = NONE
+        elif asked and all(self._close(2 * expected[n] - plain[n], got[n]) for n in chosen):
+            delta = TWICE
+        return {"stale": stale, "outside_differs": [n for n in stale if n not in chosen], "delta": delta}
 
     def _close(self, one: Any, other: Any) -> bool:
         return bool(self._torch.allclose(one, other, **CLOSE))
@@ -144,11 +149,9 @@ class Measure:
         if not tracemalloc.is_tracing():
             yield
             return
-        gc.collect()
-        before = tracemalloc.get_traced_memory()[0]
+        before = _python_bytes()
         yield
-        gc.collect()
-        self._python.append(tracemalloc.get_traced_memory()[0] - before)
+        self._python.append(_python_bytes() - before)
 
     def levels(self) -> dict[str, int]:
         """Bytes of tensors and open files above their level at the start, Python's bytes, loaded adapters.
@@ -165,7 +168,6 @@ class Measure:
         }
 
     def _device_bytes(self) -> int:
-        gc.collect()
         return sum({_address(t): t.untyped_storage().nbytes() for t in self._live()}.values())
 
     def _live(self) -> list[Any]:
@@ -190,6 +192,13 @@ def raw(tensor: Any) -> bytes:
     """The bytes of a tensor, row by row."""
     flat = tensor.detach().contiguous()
     return ctypes.string_at(flat.data_ptr(), flat.nbytes) if flat.nbytes else b""
+
+
+def _python_bytes() -> int:
+    """What Python has allocated in blocks that can hold a tensor's bytes, but for what the kit itself did."""
+    gc.collect()
+    blocks = (trace for trace in tracemalloc.take_snapshot().traces if trace.size >= BLOCK)
+    return sum(block.size for block in blocks if not block.traceback[0].filename.startswith(KIT))
 
 
 def open_files() -> int:

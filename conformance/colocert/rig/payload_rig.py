@@ -79,9 +79,10 @@ class PayloadRig(Rig):
     def start(self) -> None:
         """Nothing: the memory is the trainer's and the engine's tensors."""
 
-    def look(self, asked: str | None) -> None:
-        """Writes the state of the tensors."""
-        self.emit(Measured("state", self.measure.state(asked)))
+    def look(self, asked: str | None, *, after: bool) -> None:
+        """Writes the state of the tensors, and after a sync how engine and trainer compare."""
+        facts = self.measure.compared(asked) if after else self.measure.state(asked)
+        self.emit(Measured("after" if after else "before", facts))
 
     @contextmanager
     def watch(self) -> Iterator[None]:

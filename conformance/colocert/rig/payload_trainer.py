@@ -39,7 +39,7 @@ class PayloadTrainer:
 
     `adapters`: by name; empty without LoRA, where `base` trains. `shape`: sizes. `where(owner)` tells whether "base"
     or an adapter is on the device, on the host or lost; `host_copy(owner)` gives its tensors by name where there is a
-    copy. `trainable_outside`: names in `base` that train beside the adapters. `export_*` are the layouts' stand-in for a framework's bridge, on tensors of the caller's choice.
+    copy. `frozen`: the engine's names of what does not train. `trainable_outside`: names in `base` that train beside the adapters. `export_*` are the layouts' stand-in for a framework's bridge, on tensors of the caller's choice.
     """
 
     def __init__(
@@ -62,6 +62,8 @@ class PayloadTrainer:
         self.adapters = {name: FusedAdapter(name, self._draw(model.buffer_length())) for name in names}
         self._kept: dict[str, dict[str, Any]] = {}
         self._state = dict.fromkeys((BASE, *names), DEVICE)
+        beside = {"model.norm.weight"} if outside else set()
+        self.frozen = [n for n in model.to_engine(self.base) if n not in beside] if names else []
 
     def _draw(self, *dims: int) -> Any:
         return self._torch.randn(*dims, generator=self._random) * 0.2
@@ -162,11 +164,6 @@ class PayloadTrainer:
             return model.to_engine(base)
         held = self.truth(adapter)
         return None if held is None else model.to_engine(model.merged(base, model.views(held["buffer"])))
-
-    def frozen(self) -> list[str]:
-        """The names, in the engine's layout, of what does not train."""
-        names = list(model.to_engine(self.base)) if self.adapters else []
-        return [n for n in names if not (self.outside and n == "model.norm.weight")]
 
     def storages(self) -> set[int]:
         """Addresses of all storages of the trainer."""

@@ -91,10 +91,10 @@ class SyncFold(RunFold):
             if event.method == "sync":
                 self.now = Sync(self.seen, doubtful=self.failed, replaced=self.replaced)
         elif isinstance(event, Measured):
-            if event.what == "state":
-                self._state(event.facts)
-            else:
+            if event.what == "levels":
                 self.levels(event)
+            else:
+                self._state(event.facts)
         elif now is not None:
             self._happened(now, event)
 

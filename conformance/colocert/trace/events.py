@@ -315,7 +315,7 @@ class EngineLoad(Event, tag="engine.load"):
 
 
 class Measured(Event, tag="measured"):
-    """What the rig saw when it looked at the tensors themselves: `state` or `levels`, with its facts."""
+    """What the rig saw when it looked at the tensors: their state `before` and `after` a sync, or `levels` after it."""
 
     what: str
     facts: dict[str, Any] = {}
