@@ -12,7 +12,7 @@ from typing import Any
 from colocert import Claims, Rig
 from colocert.rig.group_rank import RankDouble
 from colocert.rig.group_rig import GroupRig
-from colocert.rig.payload_rig import PayloadRig
+from colocert.rig.payload_rig import PayloadRig, has_torch
 from colocert_reference.driver import Driver
 from colocert_reference.driver_ports import driver as reference_driver
 from colocert_reference.group import Group, Ranks
@@ -227,7 +227,7 @@ class Reference:
         self.trainer = trainer
         self.driver = driver
         self.train_group = group
-        if importlib.util.find_spec("torch") is not None:
+        if has_torch():
             self.payload_sync = payload
 
 

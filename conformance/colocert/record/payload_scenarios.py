@@ -13,6 +13,7 @@ from colocert.record.scenarios import Scenario
 
 ENGINE_POINTS = ("engine.base.open", "engine.base.load", "engine.base.close", "engine.adapter.load")
 THREE = ("sync", "train", "sync", "train", "sync")
+LOST = ("sync", "train", "lose", "sync", "regain", "sync")
 SIX = ("sync", *(("train", "sync") * 7))
 
 MODES: Mapping[str, tuple[Mapping[str, Any], str]] = {
@@ -55,7 +56,7 @@ def _adapter() -> Iterator[Scenario]:
     )
     yield scenario("slot", "break slot", "sync", "sync", "mend", "sync")
     yield scenario("outside", "train", "sync", "train", "sync", outside=True)
-    yield scenario("lost", "sync", "train", "lose", "sync", "regain", "sync", needs="adapter_source≠resident")
+    yield scenario("lost", *LOST, needs="adapter_source≠resident")
     yield scenario("lost-first", "lose", "sync", needs="adapter_source≠resident", transport="alias")
     for point in ENGINE_POINTS:
         name = point.removeprefix("engine.").replace(".", "-")
@@ -93,6 +94,7 @@ def _base(mode: str) -> Iterator[Scenario]:
 def _merged() -> Iterator[Scenario]:
     yield from _base("merged")
     yield _scenario("merged", "outside", "train", "sync", "train", "sync", outside=True)
+    yield _scenario("merged", "lost", *LOST, needs="adapter_source≠resident")
 
 
 PAYLOAD_SCENARIOS: tuple[Scenario, ...] = (*_adapter(), *_merged(), *_base("full"))

@@ -33,7 +33,7 @@ class Measure:
     """Looks at one trainer and one engine. `served_as`: under which name the engine has what was synced for an adapter.
 
     Timeline: `begin()` once; before each sync `state()`, after it `compared()`, then `levels()`; `end()`. Objects that exist
-    at `begin()` are left out of later garbage collections, so that looking costs little.
+    at `begin()` are left out of garbage collections for the life of the process, a runner's child: looking is cheap.
     """
 
     def __init__(self, trainer: PayloadTrainer, engine: PayloadEngine) -> None:
@@ -62,7 +62,6 @@ class Measure:
     def end(self) -> None:
         if self._tracing:
             tracemalloc.stop()
-        gc.unfreeze()
         self._torch.set_num_threads(self._threads)
 
     # ---- state

@@ -85,32 +85,36 @@ def buffer_length(shape: Shape = SHAPE) -> int:
     return offset + rows * columns
 
 
-def _rows_of_heads(start: int, heads: int, shape: Shape) -> range:
-    return range(start, start + heads * shape.head)
-
-
-def _qkv_rows(shape: Shape) -> dict[str, list[int]]:
+def _qkv_rows(shape: Shape) -> dict[str, list[range]]:
     """Which rows of `linear_qkv` belong to the queries, the keys and the values."""
-    found: dict[str, list[int]] = {"q": [], "k": [], "v": []}
-    queries = shape.heads // shape.groups
+    found: dict[str, list[range]] = {"q": [], "k": [], "v": []}
     start = 0
     for _ in range(shape.groups):
-        for kind, heads in (("q", queries), ("k", 1), ("v", 1)):
-            found[kind] += _rows_of_heads(start, heads, shape)
+        for kind, heads in (("q", shape.heads // shape.groups), ("k", 1), ("v", 1)):
+            found[kind].append(range(start, start + heads * shape.head))
             start += heads * shape.head
     return found
 
 
-def parts(linear: str, shape: Shape = SHAPE) -> dict[str, list[int] | None]:
+def parts(linear: str, shape: Shape = SHAPE) -> dict[str, list[range] | None]:
     """The engine's modules that a fused linear holds, each with its rows (None: all of them)."""
     *_, layer, owner, kind = linear.split(".")
     if kind == "linear_qkv":
         return {f"model.layers.{layer}.self_attn.{k}_proj": rows for k, rows in _qkv_rows(shape).items()}
     if kind == "linear_fc1":
         half = {"gate": range(shape.ffn), "up": range(shape.ffn, 2 * shape.ffn)}
-        return {f"model.layers.{layer}.mlp.{k}_proj": list(rows) for k, rows in half.items()}
+        return {f"model.layers.{layer}.mlp.{k}_proj": [rows] for k, rows in half.items()}
     name = "self_attn.o_proj" if owner == "self_attention" else "mlp.down_proj"
     return {f"model.layers.{layer}.{name}": None}
+
+
+def _pick(weight: Any, rows: list[range] | None) -> Any:
+    """These rows of a weight, in new memory; the weight itself for None."""
+    if rows is None:
+        return weight
+    import torch
+
+    return torch.cat([weight[part.start : part.stop] for part in rows])
 
 
 def to_engine(base: Mapping[str, Any], shape: Shape = SHAPE) -> dict[str, Any]:
@@ -119,7 +123,7 @@ def to_engine(base: Mapping[str, Any], shape: Shape = SHAPE) -> dict[str, Any]:
     for linear, _, _ in linears(shape):
         weight = base[f"{linear}.weight"]
         for module, rows in parts(linear, shape).items():
-            found[f"{module}.weight"] = weight if rows is None else weight[rows]
+            found[f"{module}.weight"] = _pick(weight, rows)
     found["model.norm.weight"] = base[OUTSIDE]
     return found
 
@@ -131,7 +135,7 @@ def to_peft(tensors: Mapping[str, Any], shape: Shape = SHAPE) -> dict[str, Any]:
         lora_a, lora_b = tensors[f"{linear}.lora_a"], tensors[f"{linear}.lora_b"]
         for module, rows in parts(linear, shape).items():
             found[f"{PEFT_PREFIX}{module}.lora_A.weight"] = lora_a
-            found[f"{PEFT_PREFIX}{module}.lora_B.weight"] = lora_b if rows is None else lora_b[rows]
+            found[f"{PEFT_PREFIX}{module}.lora_B.weight"] = _pick(lora_b, rows)
     return found
 
 

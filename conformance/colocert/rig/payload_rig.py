@@ -19,6 +19,11 @@ from colocert.rig.rig import Rig
 from colocert.trace.events import POISON, AnyEvent, Data, Measured
 
 
+def has_torch() -> bool:
+    """Whether torch is installed. An implementation without it leaves `payload_sync` out: not claimed."""
+    return importlib.util.find_spec("torch") is not None
+
+
 class TorchMissing(ImportError):
     """The profile works on tensors, and torch is not installed."""
 
@@ -56,7 +61,7 @@ class PayloadRig(Rig):
     config: PayloadConfig
 
     def __init__(self, config: PayloadConfig, claims: Claims, sink: Callable[[AnyEvent], None]) -> None:
-        if importlib.util.find_spec("torch") is None:
+        if not has_torch():
             raise TorchMissing("sync-payload works on tensors and needs torch: pip install 'colocert[reference]'")
         super().__init__(config, claims, sink)
         self.trainer = PayloadTrainer(
