@@ -119,9 +119,8 @@ class Layout:
         parts, scale = adapter.tensors(), adapter.alpha / adapter.rank
         for name, tensor in base.items():
             linear = name.removesuffix(".weight")
-            if f"{linear}.lora_b" in parts:
-                tensor = tensor + scale * (parts[f"{linear}.lora_b"] @ parts[f"{linear}.lora_a"])
-            yield from self.base({name: tensor})
+            lora_a, lora_b = parts.get(f"{linear}.lora_a"), parts.get(f"{linear}.lora_b")
+            yield from self.base({name: tensor if lora_b is None else tensor + scale * (lora_b @ lora_a)})
 
     def adapter(self, adapter: Adapter) -> dict[str, Tensor]:
         """An adapter under PEFT's names, in new memory: modules of one fused linear share their `lora_A`'s values.

@@ -57,7 +57,7 @@ class LoadReport:
 
 @dataclass
 class Served:
-    """An adapter as the engine holds it: tensors by module and part (`lora_A`, `lora_B`), and the scale left to apply."""
+    """An adapter as the engine holds it: tensors by module and part (`lora_A`, `lora_B`), the scale left to apply."""
 
     tensors: dict[tuple[str, str], Any] = field(default_factory=dict)
     scale: float = 1.0
@@ -184,7 +184,7 @@ class PayloadEngine:
         config: Mapping[str, Any],
         version: int = 0,
     ) -> LoadReport:
-        """Takes an adapter from memory, under PEFT's names; `config` holds `r` and `lora_alpha`. Returns once it serves.
+        """Takes an adapter from memory, under PEFT's names; `config` holds `r` and `lora_alpha`. Served on return.
 
         Raises `EngineAsleep` while the weights are released.
         """

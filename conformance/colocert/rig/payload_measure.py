@@ -32,8 +32,9 @@ ONCE, TWICE, NONE, OTHER, UNKNOWN = "once", "twice", "none", "other", "unknown"
 class Measure:
     """Looks at one trainer and one engine. `served_as`: under which name the engine has what was synced for an adapter.
 
-    Timeline: `begin()` once; before each sync `state()`, after it `compared()`, then `levels()`; `end()`. Objects that exist
-    at `begin()` are left out of garbage collections for the life of the process, a runner's child: looking is cheap.
+    Timeline: `begin()` once; before each sync `state()`, after it `compared()`, then `levels()`; `end()`. Objects
+    that exist at `begin()` are left out of garbage collections for the life of the process, a runner's child, so that
+    looking is cheap.
     """
 
     def __init__(self, trainer: PayloadTrainer, engine: PayloadEngine) -> None:
@@ -203,7 +204,7 @@ def _python_bytes() -> int:
 def open_files() -> int:
     """How many files this process has open; 0 where the system does not tell."""
     with contextlib.suppress(OSError):
-        return len(os.listdir("/proc/self/fd")) - 1
+        return sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1
     return 0
 
 

@@ -106,12 +106,11 @@ class PayloadRig(Rig):
 
 
 def _watcher(watched: dict[int, str], touched: set[str]) -> Any:
+    import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
 
-    import torch
-
-    class Watcher(TorchDispatchMode):
+    class Watcher(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             takes_view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
             for leaf in () if takes_view else tree_leaves((args, kwargs or {})):

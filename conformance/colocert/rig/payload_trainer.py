@@ -35,11 +35,13 @@ class FusedAdapter:
 
 
 class PayloadTrainer:
-    """What is trained. `base`: the frozen tensors by name, in the trainer's layout (`colocert.rig.payload_model`).
+    """What is trained. `base`: its tensors by name, in the trainer's layout (`colocert.rig.payload_model`), frozen
+    under LoRA. `adapters`: by name; empty without LoRA, where `base` trains. `shape`: sizes.
 
-    `adapters`: by name; empty without LoRA, where `base` trains. `shape`: sizes. `where(owner)` tells whether "base"
-    or an adapter is on the device, on the host or lost; `host_copy(owner)` gives its tensors by name where there is a
-    copy. `frozen`: the engine's names of what does not train. `trainable_outside`: names in `base` that train beside the adapters. `export_*` are the layouts' stand-in for a framework's bridge, on tensors of the caller's choice.
+    `where(owner)` tells whether "base" or an adapter is on the device, on the host or lost; `host_copy(owner)` gives
+    its tensors by name where there is a copy. `frozen`: the engine's names of what does not train.
+    `trainable_outside`: names in `base` that train beside the adapters. `export_*` stand in for a framework's bridge
+    between the layouts.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class PayloadTrainer:
         return self._kept.get(owner)
 
     def backload(self, *, frozen: bool = True) -> None:
-        """Brings adapters, and with `frozen` the base, back to the device. Raises `MemoryLost` where nothing is left."""
+        """Brings adapters, and with `frozen` the base, back to the device. Raises `MemoryLost` if nothing is left."""
         for owner in (*((BASE,) if frozen else ()), *self.adapters):
             if self._state[owner] == LOST:
                 raise MemoryLost(f"{owner} has no memory and no host copy to bring back")

@@ -49,7 +49,8 @@ class Sync:
     @property
     def lost(self) -> bool:
         """Whether what was asked for had neither memory nor a host copy."""
-        return self.before["where"].get(self.before["asked"]) == "lost"
+        where: dict[str, str] = self.before["where"]
+        return where.get(self.before["asked"]) == "lost"
 
     def last(self, kind: str) -> EngineLoad | None:
         """The last load of a kind that arrived."""
