@@ -87,7 +87,9 @@ def test_the_valid_trace_exercises_the_code_and_the_invalid_one_shows_it(rule: s
 def test_the_trace_files_are_what_their_generator_writes(tmp_path: Path) -> None:
     """`python -m colocert_fixtures.traces.make` writes them; there is no other file beside them."""
     written = {path.relative_to(tmp_path): path.read_bytes() for path in make.write(tmp_path)}
-    kept = {path.relative_to(TRACES): path.read_bytes() for path in TRACES.rglob("*.jsonl") if path.parent.name in RULES}
+    kept = {
+        path.relative_to(TRACES): path.read_bytes() for path in TRACES.rglob("*.jsonl") if path.parent.name in RULES
+    }
     assert kept == written
 
 
