@@ -100,7 +100,8 @@ class NothingIsDropped(SyncFold):
                 self.found(end, "tensor-missed", "a sync that misses a tensor fails", told)
         if self.view.config.get("outside"):
             self.met("trainable-dropped")
-            if sync.returned and (left := sync.after["outside_differs"]):
+            left = [n for n in sync.after["outside_differs"] if n not in sync.loaded("base")]
+            if sync.returned and left:
                 expected = "what trains beside the adapters is delivered, or refused"
                 self.found(end, "trainable-dropped", expected, f"{_some(left)} was left out")
 
