@@ -38,8 +38,18 @@ class PayloadSession:
         self.made: Any = None
         self._calls = 0
 
-    def build(self, implementation: Any) -> None:
-        """The factory. Raises what it raises, and `TrainerShapeError` for an object without `sync`."""
+    def build(self, implementation: Any) -> bool:
+        """The factory. Raises what it raises, and `TrainerShapeError` for an object without `sync`.
+
+        A factory may refuse to train anything beside adapters: that is written, and false is returned.
+        """
+        if self.rig.config.outside:
+            self._guard("build", lambda: self._make(implementation))
+        else:
+            self._make(implementation)
+        return self.made is not None
+
+    def _make(self, implementation: Any) -> None:
         made = self.rig.run(implementation.payload_sync(self.rig))
         if not callable(getattr(made, "sync", None)):
             raise TrainerShapeError(f"payload_sync(rig) must return an object with sync(adapter=None) (got {made!r})")
@@ -70,6 +80,8 @@ class PayloadSession:
         rig.emit(CallBegin("payload", method, self._calls))
         try:
             work()
+        except TrainerShapeError:
+            raise
         except Exception as error:
             raised = CallRaise("payload", method, self._calls, type(error).__name__, str(error)[:300])
             del error
@@ -108,10 +120,10 @@ def run_payload(implementation: Any, claims: Claims, scenario: Scenario, sink: C
         rig.measure.begin(levels=sum(s.startswith("sync") for s in scenario.steps) >= SYNCS_FOR_LEVELS)
         try:
             session = PayloadSession(rig)
-            session.build(implementation)
-            for step in scenario.steps:
-                _take(session, step)
-            session.close()
+            if session.build(implementation):
+                for step in scenario.steps:
+                    _take(session, step)
+                session.close()
         finally:
             rig.measure.end()
     finally:

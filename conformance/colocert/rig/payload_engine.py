@@ -85,7 +85,7 @@ class PayloadEngine:
         self._mirror, self.transport = mirror, transport
         self.base: dict[str, Any] = {name: t.clone() if loaded else torch.zeros_like(t) for name, t in base.items()}
         self.base_valid = loaded
-        self.incarnation = 0
+        self.incarnation = self._arrived = 0
         self.released = self.in_session = False
         self.adapters: dict[str, Served] = {}
         self.broken = self.last_loaded = ""
@@ -137,6 +137,7 @@ class PayloadEngine:
         with self._faults.point("engine.base.open"):
             self.base_valid = False
             self.in_session = True
+            self._arrived = 0
             self._emit(EngineSession("open"))
 
     def load_base(self, tensors: Iterable[tuple[str, Any]] | Mapping[str, Any]) -> LoadReport:
@@ -146,15 +147,16 @@ class PayloadEngine:
         loaded: list[str] = []
         unknown: list[str] = []
         try:
-            for place, (name, tensor) in enumerate(_items(tensors)):
+            for name, tensor in _items(tensors):
                 self._awake()
                 with self._faults.point("engine.base.load"):
                     held = None if self.broken == "names" else self.base.get(name)
                     if held is None or held.shape != tensor.shape:
                         unknown.append(name)
-                    elif not self._loses(place):
+                    elif not self._loses(self._arrived):
                         held.copy_(tensor.detach())
                         loaded.append(name)
+                    self._arrived += 1
         finally:
             taken = [self.base[n] for n in loaded]
             total = sum(t.nbytes for t in taken)

@@ -80,17 +80,18 @@ class NothingIsDropped(SyncFold):
     rule = "SP-03"
 
     def judge(self, sync: Sync, end: Ended) -> None:
-        load = sync.last("adapter" if self.mode == ADAPTER else "base")
-        if load is not None and not load.loaded:
+        loads = sync.last("adapter" if self.mode == ADAPTER else "base")
+        unknown = [name for load in loads for name in load.unknown]
+        if loads and not any(load.loaded for load in loads):
             self.met("nothing-matched")
             if sync.returned:
-                told = f"none of {len(load.unknown)} was taken, and the sync returned"
+                told = f"none of {len(unknown)} was taken, and the sync returned"
                 self.found(end, "nothing-matched", "a sync that matches no tensor fails", told)
                 return
-        elif load is not None and load.unknown:
+        elif unknown:
             self.met("tensor-dropped")
             if sync.returned:
-                told = f"{_some(load.unknown)} was not taken, and the sync returned"
+                told = f"{_some(unknown)} was not taken, and the sync returned"
                 self.found(end, "tensor-dropped", "a sync of which a tensor is dropped fails", told)
                 return
         if sync.returned:

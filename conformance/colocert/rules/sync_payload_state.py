@@ -37,6 +37,7 @@ class Sync:
         self.before, self.after = before, before
         self.doubtful, self.replaced = doubtful, replaced
         self.loads: list[EngineLoad] = []
+        self.session = 0
         self.order: list[str] = []
         self.touched: list[str] = []
         self.faulted = False
@@ -52,9 +53,11 @@ class Sync:
         where: dict[str, str] = self.before["where"]
         return where.get(self.before["asked"]) == "lost"
 
-    def last(self, kind: str) -> EngineLoad | None:
-        """The last load of a kind that arrived."""
-        return next((load for load in reversed(self.loads) if load.kind == kind), None)
+    def last(self, kind: str) -> list[EngineLoad]:
+        """The last attempt of a kind that arrived: a load of an adapter, or all loads of a base session."""
+        if kind == "base":
+            return [load for load in self.loads[self.session :] if load.kind == "base"]
+        return [load for load in self.loads if load.kind == kind][-1:]
 
     def loaded(self, kind: str) -> set[str]:
         """Names of a kind that the engine took."""
@@ -107,6 +110,8 @@ class SyncFold(RunFold):
             now.order.append(event.kind)
         elif isinstance(event, EngineSession):
             now.order.append(event.op)
+            if event.op == "open":
+                now.session = len(now.loads)
         elif isinstance(event, Data):
             now.touched.append(event.alloc)
         elif isinstance(event, Fault):
