@@ -12,8 +12,8 @@ SHELL := /bin/bash
 
 COMMA := ,
 IMPL ?= reference
-# What the reference has rules for; another implementation is asked for the lifecycle unless told otherwise.
-PROFILE ?= $(if $(filter reference,$(IMPL)),lifecycle$(COMMA)handoff$(COMMA)group$(COMMA)sync-payload,lifecycle)
+# What the reference has rules for; verl has a weight sync; another one is asked for the lifecycle unless told otherwise.
+PROFILE ?= $(if $(filter reference,$(IMPL)),lifecycle$(COMMA)handoff$(COMMA)group$(COMMA)sync-payload,$(if $(filter verl,$(IMPL)),sync-payload,lifecycle))
 
 CERTIFICATE ?= build/certificate.json
 EVIDENCE ?= build/evidence
@@ -25,6 +25,8 @@ STAMP := $(VENV)/installed
 MILES_VERSION := 0.0.2
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/colocert
 MILES := $(CACHE)/miles-rl-$(MILES_VERSION)
+VERL_VERSION := 0.9.1
+VERL := $(CACHE)/verl-$(VERL_VERSION)
 
 # A shim that names a version it does not have fails to run, so each candidate is started once.
 find_python = for p in $(PYTHON) python3.11 python3 python3.12 python3.13 python3.10; do \
@@ -32,10 +34,10 @@ find_python = for p in $(PYTHON) python3.11 python3 python3.12 python3.13 python
 	then echo "$$p"; exit 0; fi; done; \
 	echo 'make: needs Python 3.10 to 3.13 with venv on PATH, or PYTHON=/path/to/python' >&2; exit 1
 
-.PHONY: help setup fetch-miles certify test lint typing docs clean distclean
+.PHONY: help setup fetch-miles fetch-verl certify test lint typing docs clean distclean
 
 help:
-	@echo 'make certify [IMPL=reference|miles|pkg|file.py] [CERTIFICATE=FILE]   set up, then certify an implementation'
+	@echo 'make certify [IMPL=reference|miles|verl|pkg|file.py] [CERTIFICATE=FILE]   set up, then certify an implementation'
 	echo 'make test      set up, then the tests of this project'
 	echo 'make lint | typing | docs'
 	echo 'make clean     remove build/ and caches; distclean also removes $(VENV)'
@@ -75,9 +77,23 @@ $(MILES)/.unpacked: | $(STAMP)
 
 fetch-miles: $(MILES)/.unpacked
 
-certify: $(STAMP) $(if $(filter miles,$(IMPL)),$(MILES)/.unpacked)
+$(VERL)/.unpacked: | $(STAMP)
+	@mkdir -p '$(CACHE)'
+	new="$$(mktemp -d '$(CACHE)/verl.XXXXXX')"
+	trap 'rm -rf "$$new"' EXIT
+	echo 'fetching verl $(VERL_VERSION) into $(VERL)'
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: -d "$$new/wheel" verl==$(VERL_VERSION)
+	$(BIN)/python -m zipfile -e "$$new"/wheel/*.whl "$$new/tree"
+	touch "$$new/tree/.unpacked"
+	rm -rf '$(VERL)'
+	mv "$$new/tree" '$(VERL)'
+
+fetch-verl: $(VERL)/.unpacked
+
+certify: $(STAMP) $(if $(filter miles,$(IMPL)),$(MILES)/.unpacked) $(if $(filter verl,$(IMPL)),$(VERL)/.unpacked)
 	@mkdir -p '$(dir $(CERTIFICATE))' build
 	$(if $(filter miles,$(IMPL)),export COLOCERT_MILES_PATH='$(MILES)')
+	$(if $(filter verl,$(IMPL)),export COLOCERT_VERL_PATH='$(VERL)')
 	$(BIN)/python -m pytest conformance --impl='$(IMPL)' --profile='$(PROFILE)' -n 2 \
 		--certificate='$(CERTIFICATE)' --evidence='$(EVIDENCE)' $(PYTEST_ARGS)
 
