@@ -79,6 +79,7 @@ def test_entry_points(wheel: zipfile.ZipFile) -> None:
         "colocert.implementations": {
             "miles": "colocert.adapters.miles",
             "reference": "colocert_reference.colocert_impl",
+            "verl": "colocert.adapters.verl",
         },
     }
 
