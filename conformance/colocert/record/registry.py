@@ -29,8 +29,9 @@ _RUNNERS: Mapping[str, Callable[[Any, Claims, Scenario, Callable[[AnyEvent], Non
     }
 )
 
-PATIENCE: Mapping[str, float] = MappingProxyType({"group": 4.0})
-"""Profiles whose scenarios take longer than others, and by what factor: their processes are real and have to start."""
+PATIENCE: Mapping[str, float] = MappingProxyType({"group": 4.0, "sync-payload": 2.0})
+"""Profiles whose scenarios take longer than others, and by what factor: their processes are real and have to start, or
+the first of them imports torch and a whole framework."""
 
 
 def run(implementation: Any, claims: Claims, scenario: Scenario, sink: Callable[[AnyEvent], None]) -> None:
@@ -49,6 +50,7 @@ def smoke(profile: str, claims: Claims) -> Scenario | None:
     if profile == "group":
         return Scenario("smoke-group", {**config, "ranks": 2}, ("offload", "onload"), profile=profile)
     if profile == "sync-payload":
-        mode = next((m for m in ("adapter", "merged", "full") if m in claims.sync_strategies), "adapter")
+        modes = ("adapter", "merged", "full") if claims.lora else ("full",)
+        mode = next((m for m in modes if m in claims.sync_strategies), modes[0])
         return Scenario("smoke-sync-payload", MODES[mode][0], ("sync",), profile=profile)
     return None

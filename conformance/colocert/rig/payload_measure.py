@@ -12,6 +12,7 @@ import gc
 import hashlib
 import os
 import tracemalloc
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ from colocert.rig.payload_trainer import BASE, LOST, PayloadTrainer
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 BLOCK = 512
 """Bytes from which a block of Python's counts: names and small objects are left out."""
+
+_older: list[weakref.ref[Any]] = []
+"""Tensors that were there when a scenario began."""
 
 KIT = str(Path(__file__).parents[1]) + os.sep
 ONCE, TWICE, NONE, OTHER, UNKNOWN = "once", "twice", "none", "other", "unknown"
@@ -54,6 +58,8 @@ class Measure:
         self._threads = self._torch.get_num_threads()
         self._torch.set_num_threads(1)
         gc.collect()
+        _older[:] = [ref for ref in _older if ref() is not None]
+        _older.extend(weakref.ref(t) for t in self._young())
         gc.freeze()
         self._tracing = levels and not tracemalloc.is_tracing()
         if self._tracing:
@@ -171,7 +177,11 @@ class Measure:
         return sum({_address(t): t.untyped_storage().nbytes() for t in self._live()}.values())
 
     def _live(self) -> list[Any]:
-        """Every strided tensor of the process that came to be since `begin()`."""
+        """Every strided tensor of the process."""
+        return [*self._young(), *(t for ref in _older if (t := ref()) is not None)]
+
+    def _young(self) -> list[Any]:
+        """Those that came to be since `begin()`."""
         wanted = self._torch.Tensor
         found = [o for o in gc.get_objects() if issubclass(type(o), wanted)]
         return [t for t in found if t.layout == self._torch.strided and t.device.type != "meta"]

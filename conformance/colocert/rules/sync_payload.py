@@ -163,7 +163,10 @@ class NoAlias(SyncFold):
 
 
 class FlatLevels(SyncFold):
-    """SP-06: device bytes, host bytes, open files and loaded adapters do not grow from the third sync on."""
+    """SP-06: device bytes, host bytes, open files and loaded adapters do not grow from the third sync on.
+
+    Judged where no fault was injected: what an error leaves behind once is not what a sync leaves behind each time.
+    """
 
     rule = "SP-06"
     CODES = (
@@ -176,9 +179,10 @@ class FlatLevels(SyncFold):
     def __init__(self, view: RunView) -> None:
         super().__init__(view)
         self.measured: list[tuple[Measured, dict[str, int]]] = []
-        self.delivered = False
+        self.delivered = self.faulted = False
 
     def judge(self, sync: Sync, end: Ended) -> None:
+        self.faulted |= sync.faulted
         self.delivered = sync.returned and any(load.loaded for load in sync.loads)
 
     def levels(self, event: Measured) -> None:
@@ -186,7 +190,7 @@ class FlatLevels(SyncFold):
             self.measured.append((event, event.facts))
 
     def end(self) -> None:
-        if len(self.measured) < SYNCS:
+        if len(self.measured) < SYNCS or self.faulted:
             return
         settled = [facts for _, facts in self.measured[SETTLED:]]
         last = self.measured[-1][0]
