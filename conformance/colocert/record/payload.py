@@ -24,7 +24,8 @@ from colocert.record.drive import ProcessGone, TrainerShapeError
 from colocert.record.scenarios import Scenario
 from colocert.rig.contract import Claims
 from colocert.rig.payload_engine import BREAKS
-from colocert.rig.payload_rig import PayloadConfig, PayloadRig, TorchMissing
+from colocert.rig.payload_measure import settle
+from colocert.rig.payload_rig import PayloadConfig, PayloadRig, TorchMissing, require_torch
 from colocert.trace.events import AnyEvent, CallBegin, CallEnd, CallRaise, Change, Measured
 
 SYNCS_FOR_LEVELS = 6
@@ -113,6 +114,8 @@ def run_payload(implementation: Any, claims: Claims, scenario: Scenario, sink: C
     if not hasattr(implementation, "payload_sync"):
         return
     try:
+        require_torch()
+        settle()
         rig = PayloadRig(PayloadConfig(**{"regions": {}, **scenario.config}), claims, sink)
     except TorchMissing as error:
         raise TrainerShapeError(str(error)) from error

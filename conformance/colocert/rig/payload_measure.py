@@ -26,7 +26,7 @@ BLOCK = 512
 """Bytes from which a block of Python's counts: names and small objects are left out."""
 
 _older: list[weakref.ref[Any]] = []
-"""Tensors that were there when a scenario began."""
+"""Tensors that were there at the last `settle()`."""
 
 KIT = str(Path(__file__).parents[1]) + os.sep
 ONCE, TWICE, NONE, OTHER, UNKNOWN = "once", "twice", "none", "other", "unknown"
@@ -36,9 +36,8 @@ ONCE, TWICE, NONE, OTHER, UNKNOWN = "once", "twice", "none", "other", "unknown"
 class Measure:
     """Looks at one trainer and one engine. `served_as`: under which name the engine has what was synced for an adapter.
 
-    Timeline: `begin()` once; before each sync `state()`, after it `compared()`, then `levels()`; `end()`. Objects
-    that exist at `begin()` are left out of garbage collections for the life of the process, a runner's child, so that
-    looking is cheap.
+    Timeline: `settle()` before the rig is built; `begin()`; before each sync `state()`, after it `compared()` and
+    `levels()`; `end()`.
     """
 
     def __init__(self, trainer: PayloadTrainer, engine: PayloadEngine) -> None:
@@ -57,10 +56,6 @@ class Measure:
         """From here on; with `levels`, what Python allocates is traced too. One thread: the tensors are small."""
         self._threads = self._torch.get_num_threads()
         self._torch.set_num_threads(1)
-        gc.collect()
-        _older[:] = [ref for ref in _older if ref() is not None]
-        _older.extend(weakref.ref(t) for t in self._young())
-        gc.freeze()
         self._tracing = levels and not tracemalloc.is_tracing()
         if self._tracing:
             tracemalloc.start()
@@ -178,13 +173,7 @@ class Measure:
 
     def _live(self) -> list[Any]:
         """Every strided tensor of the process."""
-        return [*self._young(), *(t for ref in _older if (t := ref()) is not None)]
-
-    def _young(self) -> list[Any]:
-        """Those that came to be since `begin()`."""
-        wanted = self._torch.Tensor
-        found = [o for o in gc.get_objects() if issubclass(type(o), wanted)]
-        return [t for t in found if t.layout == self._torch.strided and t.device.type != "meta"]
+        return [*_young(), *(t for ref in _older if (t := ref()) is not None)]
 
     # ---- contents
 
@@ -196,6 +185,25 @@ class Measure:
             digest.update(name.encode() + b"\0")
             digest.update(raw(tensors[name]))
         return self._tokens.setdefault(digest.digest(), f"#{len(self._tokens) + 1}")
+
+
+def settle() -> None:
+    """Leaves all objects of the process out of garbage collections from here on, so that looking for tensors is cheap.
+
+    Called before a scenario's rig is built: what is built later is collected as ever.
+    """
+    gc.collect()
+    _older[:] = [ref for ref in _older if ref() is not None]
+    _older.extend(weakref.ref(t) for t in _young())
+    gc.freeze()
+
+
+def _young() -> list[Any]:
+    """Strided tensors that came to be since `settle()`."""
+    import torch
+
+    found = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
+    return [t for t in found if t.layout == torch.strided and t.device.type != "meta"]
 
 
 def raw(tensor: Any) -> bytes:

@@ -28,6 +28,12 @@ class TorchMissing(ImportError):
     """The profile works on tensors, and torch is not installed."""
 
 
+def require_torch() -> None:
+    """Raises `TorchMissing` where torch is not installed."""
+    if not has_torch():
+        raise TorchMissing("sync-payload works on tensors and needs torch: pip install 'colocert[reference]'")
+
+
 @dataclass(frozen=True, kw_only=True)
 class PayloadConfig(Config):
     """What a scenario of this profile is, beyond `Config`: `lora`, `merge_lora` and `engine_mirror` are meant there.
@@ -61,8 +67,7 @@ class PayloadRig(Rig):
     config: PayloadConfig
 
     def __init__(self, config: PayloadConfig, claims: Claims, sink: Callable[[AnyEvent], None]) -> None:
-        if not has_torch():
-            raise TorchMissing("sync-payload works on tensors and needs torch: pip install 'colocert[reference]'")
+        require_torch()
         super().__init__(config, claims, sink)
         self.trainer = PayloadTrainer(
             config.adapters,
