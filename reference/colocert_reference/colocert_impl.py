@@ -12,12 +12,14 @@ from typing import Any
 from colocert import Claims, Rig
 from colocert.rig.group_rank import RankDouble
 from colocert.rig.group_rig import GroupRig
+from colocert.rig.payload_rig import PayloadRig, has_torch
 from colocert.rig.sync_rig import SyncRig
 from colocert_reference.dispatch import Dispatch, SyncSettings
 from colocert_reference.driver import Driver
 from colocert_reference.driver_ports import driver as reference_driver
 from colocert_reference.group import Group, Ranks
 from colocert_reference.lifecycle import Lifecycle
+from colocert_reference.payload_ports import RigPayload
 from colocert_reference.ports import DEFAULT, GRADS, PARAMS, Ports, Settings
 from colocert_reference.rank_processes import Build, ProcessRanks
 
@@ -234,11 +236,14 @@ class Reference:
         driver: Callable[[Rig], Driver] = reference_driver,
         group: Callable[[GroupRig], Awaitable[Group]] = train_group,
         sync: Callable[[SyncRig], Dispatch] = weight_sync,
+        payload: Callable[[PayloadRig], Any] = RigPayload,
     ) -> None:
         self.trainer = trainer
         self.driver = driver
         self.train_group = group
         self.weight_sync = sync
+        if has_torch():
+            self.payload_sync = payload
 
 
 implementation = Reference()

@@ -159,6 +159,22 @@ def _request(e: ev.RequestBegin) -> tuple[str, ...]:
     return ("request", e.adapter, f"version {e.version}", *told)
 
 
+def _load(e: ev.EngineLoad) -> tuple[str, ...]:
+    notes = [nbytes(e.nbytes), *(["poisoned"] if e.poisoned else [])]
+    notes += [f"no place for {', '.join(e.unknown)}"] if e.unknown else []
+    return ("load", e.kind, e.adapter, f"{len(e.loaded)} tensors", *notes)
+
+
+def _state(stated: Mapping[str, Any]) -> str:
+    """The state of a payload's tensors: where they are, and whatever is not as it has to be."""
+    away = {owner: where for owner, where in stated["where"].items() if where != "device"}
+    told = [f"base={'valid' if stated['base_valid'] else 'not valid'}"]
+    told += [f"{owner}={where}" for owner, where in away.items()]
+    told += [f"delta={stated['delta']}"] if "delta" in stated else []
+    lists = ("base_differs", "outside_differs", "absent", "stale", "aliased")
+    return "  ".join([*told, *(f"{name}={_value(stated[name])}" for name in lists if stated.get(name))])
+
+
 def _any(event: AnyEvent) -> tuple[str, ...]:
     """An event without a layout of its own: its fields, by name."""
     name = str(type(event).__struct_config__.tag)
@@ -202,6 +218,9 @@ _SHOW: Mapping[type, Callable[[Any], tuple[str, ...]]] = {
         " ".join(f"{tag}={'out' if out else 'in'}" for tag, out in sorted(e.released.items())),
     ),
     ev.Fault: lambda e: ("fault", e.point, e.when),
+    ev.EngineSession: lambda e: ("base session", "", "", e.op),
+    ev.EngineLoad: _load,
+    ev.Measured: lambda e: ("measured", e.what, "", facts(e.facts) if e.what == "levels" else _state(e.facts)),
     ev.Change: lambda e: ("world", e.what, "", facts(e.facts)),
     ev.Note: lambda e: ("note", e.op, "", facts(e.facts)),
 }

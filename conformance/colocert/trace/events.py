@@ -305,6 +305,34 @@ class Change(Event, tag="rig.change"):
     facts: dict[str, Any] = {}
 
 
+class EngineSession(Event, tag="engine.session"):
+    """A session in which the engine takes base weights was opened or closed; `op` is open or close."""
+
+    op: str
+
+
+class EngineLoad(Event, tag="engine.load"):
+    """Weights arrived at the engine: `kind` is base or adapter; `poisoned`: some came from memory without contents.
+
+    `loaded` are the names that it took, `unknown` those that it had no place for.
+    """
+
+    kind: str
+    adapter: str
+    version: int
+    loaded: list[str]
+    unknown: list[str]
+    nbytes: int
+    poisoned: bool = False
+
+
+class Measured(Event, tag="measured"):
+    """What the rig saw when it looked at the tensors: their state `before` and `after` a sync, or `levels` after it."""
+
+    what: str
+    facts: dict[str, Any] = {}
+
+
 class Note(Event, tag="note"):
     """Something the adapter recorded with `rig.record`. A statement."""
 
@@ -346,6 +374,9 @@ AnyEvent = (
     | Believed
     | Fault
     | Change
+    | EngineSession
+    | EngineLoad
+    | Measured
     | Note
 )
 
