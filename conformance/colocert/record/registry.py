@@ -9,21 +9,27 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from colocert.record import group, handoff, steps
+from colocert.record import frozen_offload, group, handoff, steps
+from colocert.record.frozen_offload_scenarios import FROZEN_SCENARIOS
 from colocert.record.group_scenarios import GROUP_SCENARIOS
 from colocert.record.handoff_scenarios import HANDOFF_SCENARIOS
 from colocert.record.scenarios import FULL, LORA, SCENARIOS, Scenario
 from colocert.rig.contract import Claims
 from colocert.trace.events import AnyEvent
 
-ALL_SCENARIOS: tuple[Scenario, ...] = (*SCENARIOS, *HANDOFF_SCENARIOS, *GROUP_SCENARIOS)
+ALL_SCENARIOS: tuple[Scenario, ...] = (*SCENARIOS, *HANDOFF_SCENARIOS, *GROUP_SCENARIOS, *FROZEN_SCENARIOS)
 BY_ID: Mapping[str, Scenario] = MappingProxyType({s.id: s for s in ALL_SCENARIOS})
 
 _RUNNERS: Mapping[str, Callable[[Any, Claims, Scenario, Callable[[AnyEvent], None]], Any]] = MappingProxyType(
-    {"lifecycle": steps.run_scenario, "handoff": handoff.run_handoff, "group": group.run_group}
+    {
+        "lifecycle": steps.run_scenario,
+        "handoff": handoff.run_handoff,
+        "group": group.run_group,
+        "frozen-offload": frozen_offload.run_frozen_offload,
+    }
 )
 
-PATIENCE: Mapping[str, float] = MappingProxyType({"group": 4.0})
+PATIENCE: Mapping[str, float] = MappingProxyType({"group": 4.0, "frozen-offload": 3.0})
 """Profiles whose scenarios take longer than others, and by what factor: their processes are real and have to start."""
 
 
@@ -42,4 +48,7 @@ def smoke(profile: str, claims: Claims) -> Scenario | None:
         return Scenario("smoke-handoff", {**config, "peak_device": peak}, ("run 1", "close"), profile=profile)
     if profile == "group":
         return Scenario("smoke-group", {**config, "ranks": 2}, ("offload", "onload"), profile=profile)
+    if profile == "frozen-offload":
+        kind = {**config, "file_backed": claims.file_backed_frozen}
+        return Scenario("smoke-frozen-offload", kind, ("start", "offload", "backload", "end"), profile=profile)
     return None

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from colocert.rules import group, handoff, handoff_state, lifecycle, recovery
+from colocert.rules import frozen_offload, group, handoff, handoff_state, lifecycle, recovery
 from colocert.rules.conditions import holds
 from colocert.rules.fold import BaseFold
 
@@ -83,7 +83,7 @@ def _rule(profile: str, raw: dict[str, Any]) -> Rule:
 
 def _sources() -> list[tuple[str, bytes]]:
     folder = resources.files("colocert.rules")
-    return [(p, (folder / f"{p}.toml").read_bytes()) for p in PROFILES if (folder / f"{p}.toml").is_file()]
+    return [(p, file.read_bytes()) for p in PROFILES if (file := folder / f"{p.replace('-', '_')}.toml").is_file()]
 
 
 @functools.cache
@@ -114,7 +114,7 @@ def _folds(*modules: Any) -> dict[str, type[BaseFold]]:
     return found
 
 
-FOLDS: Mapping[str, type[BaseFold]] = _folds(lifecycle, recovery, handoff, handoff_state, group)
+FOLDS: Mapping[str, type[BaseFold]] = _folds(lifecycle, recovery, handoff, handoff_state, group, frozen_offload)
 """The fold of each rule."""
 
 
