@@ -31,6 +31,8 @@ _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _PR_SET_THP_DISABLE, _MS_SYNC = -3, -1, 41
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
+_NOISE = 128 * KIB
+
 Inode = tuple[int, int]
 
 
@@ -149,7 +151,9 @@ class HighWater:
         resident = self._resident()
         if resident != self._last:
             self._last = resident
-            self.highest = max(self.highest, resident - self._device.resident_bytes())
+            if resident - self._device.resident_bytes() > self.highest + _NOISE:
+                _trim()
+                self.highest = max(self.highest, self.now())
 
     def __enter__(self) -> HighWater:
         self.highest, self._last = self.now(), -1
@@ -162,6 +166,7 @@ class HighWater:
         if self._exact:
             sys.setprofile(None)
             threading.setprofile(None)  # type: ignore[arg-type]
+        _trim()
         self.highest = max(self.highest, self.now())
 
 
@@ -222,7 +227,7 @@ class Probe:
     def before(self) -> None:
         """The state before a call. Dirty pages of files are written out first, so that stores to them show."""
         gc.collect()
-        _libc.malloc_trim(0)
+        _trim()
         mapped = [m for m in self._files.mapped() if m.of_file]
         for mapping in mapped:
             _libc.msync(mapping.start, mapping.end - mapping.start, _MS_SYNC)
@@ -237,7 +242,7 @@ class Probe:
         """What the call since `before()` cost."""
         wchar = _wchar() - self._start["wchar"]
         gc.collect()
-        _libc.malloc_trim(0)
+        _trim()
         known, before = self._files.now(), self._start["files"]
         changed = sum(known[inode].st_blocks * 512 for inode, s in _stamps(known).items() if before.get(inode) != s)
         mapped = self._files.mapped()
@@ -253,6 +258,12 @@ class Probe:
             locked=sum(m.facts.get("Locked", 0) for m in of_files),
             open_files=_descriptors() - self._descriptors,
         )
+
+
+def _trim() -> None:
+    """Gives back what the allocator keeps of freed blocks: a block that came out of its heap, it keeps."""
+    if hasattr(_libc, "malloc_trim"):
+        _libc.malloc_trim(0)
 
 
 def _dirty(mapped: list[Mapping]) -> int:

@@ -272,6 +272,8 @@ class KeepsOneCopy(FrozenFold):
         if memory.peak > copies + beside:
             told = f"{memory.peak - copies} bytes"
             self.found(event, "beyond-two-chunks", f"no more than {beside} bytes beside the copies", told)
+        if process.found:
+            return  # what others left in the folder cannot be told from this process's files
         self.met("second-copy")
         total = max(process.kept, 0) + memory.file_bytes + memory.shared
         if total > process.storage_bytes + beside:
