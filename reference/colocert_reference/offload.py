@@ -97,7 +97,7 @@ class FileCopies:
         total = sum(_aligned(store.nbytes) for store in lacking)
         if not total:
             return
-        file = tempfile.TemporaryFile(dir=self._directory, buffering=0)
+        file = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115  (it lives as its copies do)
         os.posix_fallocate(file.fileno(), 0, total)
         mapped = mmap.mmap(file.fileno(), total, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         start = 0
@@ -110,9 +110,10 @@ class FileCopies:
         place = self._places[store.key]
         at = place.start
         for piece in store.pieces(chunk):
-            while piece:
-                written = os.pwrite(place.file.fileno(), piece, at)
-                piece, at = piece[written:], at + written
+            left = piece
+            while left:
+                written = os.pwrite(place.file.fileno(), left, at)
+                left, at = left[written:], at + written
 
     def content(self, store: Store) -> memoryview:
         """The copy's bytes, in the mapping."""

@@ -82,12 +82,7 @@ class Made:
 
 def make(device: FakeDevice, size: str, *, lora: bool, values: int) -> Made:
     """A module of that size on the device, filled with random bits from the seed `values`."""
-    import torch
-
-    class Block(torch.nn.Module):
-        """A place for parameters and buffers; nothing is computed."""
-
-    made = _lora_module(device, size, Block()) if lora else _full_module(device, size, Block())
+    made = _lora_module(device, size) if lora else _full_module(device, size)
     fill(made, values)
     return made
 
@@ -135,10 +130,11 @@ def _bits(tensor: Any, seed: str) -> Any:
     return raw.view(tensor.dtype).reshape(tensor.shape) if nbytes else torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
-def _lora_module(device: FakeDevice, size: str, root: Any) -> Made:
+def _lora_module(device: FakeDevice, size: str) -> Made:
     import torch
 
-    block = type(root)
+    block = torch.nn.Module
+    root = block()
 
     def frozen(*shape: int, dtype: Any = torch.bfloat16) -> Any:
         return torch.nn.Parameter(device.adopt(torch.empty(shape, dtype=dtype)), requires_grad=False)
@@ -172,14 +168,14 @@ def _lora_module(device: FakeDevice, size: str, root: Any) -> Made:
     return Made(root, names, {"fused.adapters": flat})
 
 
-def _full_module(device: FakeDevice, size: str, root: Any) -> Made:
+def _full_module(device: FakeDevice, size: str) -> Made:
     import torch
 
-    fused = {}
+    root, fused = torch.nn.Module(), {}
     for dtype, label in ((torch.bfloat16, "bf16"), (torch.float32, "fp32")):
         shapes = {"weight": (64 * SIZES[size], 256), "bias": (256,), "scale": ()}
         flat = device.adopt(torch.empty(sum(math.prod(s) for s in shapes.values()), dtype=dtype))
-        part = type(root)()
+        part = torch.nn.Module()
         start = 0
         for name, shape in shapes.items():
             count = math.prod(shape)

@@ -121,9 +121,10 @@ def _open_files() -> Iterator[tuple[Inode, os.stat_result]]:
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
         try:
             facts = os.fstat(int(name))
+            shared = str(Path(f"/proc/self/fd/{name}").readlink()).startswith(_SHARED)
         except OSError:
             continue
-        if stat.S_ISREG(facts.st_mode):
+        if stat.S_ISREG(facts.st_mode) and not shared:
             yield (facts.st_dev, facts.st_ino), facts
 
 
@@ -165,7 +166,7 @@ class HighWater:
     def __exit__(self, *exc: object) -> None:
         if self._exact:
             sys.setprofile(None)
-            threading.setprofile(None)  # type: ignore[arg-type]
+            threading.setprofile(None)
         _trim()
         self.highest = max(self.highest, self.now())
 

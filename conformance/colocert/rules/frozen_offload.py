@@ -133,11 +133,12 @@ class SurvivesTheDisk(FrozenFold):
 
     def happened(self, event: AnyEvent) -> None:
         process = self.processes.get(event.rank)
-        if isinstance(event, ProcessEnded) and process is not None and process.disk:
-            if event.how not in ("normal", "killed"):
-                code = "half-written-mapped" if event.during == "look" else "crashed"
-                told = f"{event.how} in {event.during or 'no call'}"
-                self.found(event, code, "the offload raises, or completes in host memory", told)
+        if not isinstance(event, ProcessEnded) or process is None or not process.disk:
+            return
+        if event.how not in ("normal", "killed"):
+            code = "half-written-mapped" if event.during == "look" else "crashed"
+            told = f"{event.how} in {event.during or 'no call'}"
+            self.found(event, code, "the offload raises, or completes in host memory", told)
 
 
 class SurvivesAKill(FrozenFold):

@@ -2,8 +2,9 @@
 
 Knows torch. Does not know where the copies go (`offload`), or which parameters are adapters.
 
-A store is a whole storage, not a tensor: what is tied to it, a view of it, transposed or strided, follows by itself, and
-its bytes are copied in the order in which they lie. While it is off, its tensors keep their shapes and cannot be read.
+A store is a whole storage, not a tensor: what is tied to it, a view of it, transposed or strided, follows by itself,
+and its bytes are copied in the order in which they lie. While it is off, its tensors keep their shapes and cannot be
+read.
 """
 
 from __future__ import annotations
