@@ -45,6 +45,9 @@ from colocert.trace.events import (
 SLICE = 0.0003
 """Seconds that a process runs between two looks at what it has written, while the suite waits to kill it."""
 
+BEGUN = 1 << 20
+"""Bytes on file from which on a process counts as writing: more than a note about the file, less than a tensor."""
+
 
 def frozen_config(scenario: Scenario) -> FrozenConfig:
     """The configuration that the implementation sees."""
@@ -150,10 +153,10 @@ class Stage:
         self.folder.look(str(number))
 
     def _until_it_writes(self, process: RankProcess) -> None:
-        """Lets the process run in slices until a file of its has bytes, or it has answered."""
+        """Lets the process run in slices until files of its have grown, or it has answered."""
         end = time.monotonic() + 10
         while time.monotonic() < end and not process.readable_answer() and process.stop():
-            if _written(process.pid, self.folder.path):
+            if _written(process.pid, self.folder.path) >= BEGUN:
                 return
             process.go()
             time.sleep(SLICE)

@@ -14,10 +14,11 @@ import ctypes
 import gc
 import hashlib
 import os
+import re
 import stat
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,17 +68,33 @@ class Mapping(NamedTuple):
         return self.inode != 0 and not self.shared_memory
 
 
-def mappings(*, facts: bool = False) -> list[Mapping]:
-    """The mappings of this process, by address."""
-    found: list[Mapping] = []
-    for line in Path("/proc/self/smaps" if facts else "/proc/self/maps").read_text().splitlines():
-        word, *rest = line.split(None, 5)
-        if "-" in word:
-            start, end = (int(part, 16) for part in word.split("-"))
-            found.append(Mapping(start, end, rest[0], int(rest[3]), rest[4] if len(rest) > 4 else "", {}))
-        elif word.endswith(":") and len(rest) == 2 and rest[1] == "kB":
-            found[-1].facts[word[:-1]] = int(rest[0]) * KIB
+_HEAD = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ (\d+) *(.*)$", re.MULTILINE)
+_FACT = re.compile(r"^(\w+): +(\d+) kB$", re.MULTILINE)
+
+
+def mappings() -> list[Mapping]:
+    """The mappings of this process, by address, without facts."""
+    return [_mapping(head) for head in _HEAD.finditer(Path("/proc/self/maps").read_text())]
+
+
+def measured(apart: Collection[tuple[int, str]]) -> list[Mapping]:
+    """The mappings with their facts, less those of the inodes and paths `apart`."""
+    if all((m.inode, m.path) in apart for m in mappings()):
+        return []  # smaps takes its time
+    text = Path("/proc/self/smaps").read_text()
+    heads = list(_HEAD.finditer(text))
+    found = []
+    for head, ends in zip(heads, [*(h.start() for h in heads[1:]), len(text)], strict=True):
+        mapping = _mapping(head)
+        if (mapping.inode, mapping.path) not in apart:
+            facts = {f[1]: int(f[2]) * KIB for f in _FACT.finditer(text, head.end(), ends)}
+            found.append(mapping._replace(facts=facts))
     return found
+
+
+def _mapping(head: re.Match[str]) -> Mapping:
+    start, end, rights, inode, path = head.groups()
+    return Mapping(int(start, 16), int(end, 16), rights, int(inode), path, {})
 
 
 class Files:
@@ -95,7 +112,7 @@ class Files:
 
     def mapped(self) -> list[Mapping]:
         """What has been mapped since, libraries left out."""
-        known = [m for m in mappings(facts=True) if (m.inode, m.path) not in self._mapped_before]
+        known = measured(self._mapped_before)
         libraries = {m.path for m in known if "x" in m.rights}
         return [m for m in known if m.path not in libraries]
 

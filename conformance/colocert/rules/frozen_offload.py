@@ -16,7 +16,7 @@ UNCOUNTED = 4096
 INCIDENTAL = 64 << 10
 """Bytes of shared or anonymous memory in mappings that are no copies of tensors: semaphores, headers."""
 
-FEW_FILES, MANY_TENSORS = 64, 500
+FEW_FILES, MANY_TENSORS = 64, 200
 
 
 class GoesToFilesOnce(FrozenFold):
