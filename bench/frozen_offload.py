@@ -5,30 +5,38 @@
 Ours is the reference's offload over one torch storage whose device memory is paused and resumed, as under
 torch_memory_saver: `drop` leaves it to the saver, and a backload copies into memory that is there already. Beside it:
 the file's blocks reserved and then written from the tensor, a plain write to a new file, SkyRL 0.4.0's function where
-its package can be imported, and a copy within memory. Nothing is synced to the disk. Medians of alternating rounds;
+COLOCERT_SKYRL_PATH names its unpacked wheel, and a copy within memory. Nothing is synced to the disk. Medians of alternating rounds;
 peak is anonymous memory beyond that of the tensor, as the kit measures it.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from colocert.rig.frozen_module import MIB, FakeDevice
 from colocert.rig.frozen_probe import HighWater, make_memory_exact
+from colocert.rig.stubs import install
 from colocert_reference.offload import FrozenOffload
 from colocert_reference.real.frozen_tensors import StorageStore
 
 ROUNDS = 7
 CHUNK = 4 * MIB
+
+SKYRL = "skyrl.backends.skyrl_train.distributed.megatron.megatron_utils"
+Peer = Callable[[torch.Tensor, Path], None]
 
 
 class PausedStore(StorageStore):
@@ -51,19 +59,8 @@ class Ours:
     """A fresh offload a round, so that its file is written."""
 
     def __init__(self, tensor: torch.Tensor, folder: Path) -> None:
-        self.store = PausedStore({"weight": tensor})
-        self.offload = FrozenOffload(
-            lambda: [self.store], directory=folder, chunk=CHUNK, report=lambda text: sys.exit(text)
-        )
-
-    def first(self) -> None:
-        self.offload.offload()
-
-    def again(self) -> None:
-        self.offload.offload()
-
-    def back(self) -> None:
-        self.offload.backload()
+        stores = [PausedStore({"weight": tensor})]
+        self.offload = FrozenOffload(lambda: stores, directory=folder, chunk=CHUNK, report=sys.exit)
 
 
 def write(tensor: torch.Tensor, folder: Path, *, reserve: bool) -> None:
@@ -76,14 +73,27 @@ def write(tensor: torch.Tensor, folder: Path, *, reserve: bool) -> None:
             left = left[file.write(left) :]
 
 
-def skyrl() -> Callable[[torch.Tensor, Path], None] | None:
-    """SkyRL's offload of one frozen tensor to a mapped file, if its package is there."""
-    try:
-        from skyrl.backends.skyrl_train.distributed.megatron import megatron_utils as utils
-    except ImportError:
+def skyrl() -> Peer | None:
+    """SkyRL's offload of one frozen tensor to a mapped file, from the tree that `COLOCERT_SKYRL_PATH` names.
+
+    Its packages' own `__init__` are left out: they ask for all of SkyRL.
+    """
+    tree = os.environ.get("COLOCERT_SKYRL_PATH")
+    if not tree:
+        print("without SkyRL: COLOCERT_SKYRL_PATH names no unpacked wheel")
         return None
-    function = getattr(utils, "_offload_frozen_param_to_file", None)
-    return None if function is None else (lambda tensor, folder: function(tensor, str(folder / "peer")))
+    for package in accumulate(SKYRL.split(".")[:-1], "{0}.{1}".format):
+        sys.modules[package] = ModuleType(package)
+        sys.modules[package].__path__ = [str(Path(tree, *package.split(".")))]
+    install(["loguru"])
+    utils = importlib.import_module(SKYRL)
+
+    def offload(tensor: torch.Tensor, folder: Path) -> None:
+        utils._FROZEN_OFFLOAD_DIR = str(folder)
+        if not utils._offload_frozen_param_to_file("weight", torch.nn.Parameter(tensor, requires_grad=False)):
+            sys.exit("SkyRL fell back to pinned memory")
+
+    return offload
 
 
 def timed(work: Callable[[], None]) -> float:
@@ -92,25 +102,24 @@ def timed(work: Callable[[], None]) -> float:
     return time.perf_counter() - start
 
 
-def measure(mib: int, folder: Path) -> None:
+def measure(mib: int, folder: Path, peer: Peer | None) -> None:
     """Prints the rows of one size."""
-    tensor = FakeDevice().adopt(torch.empty(mib * MIB, dtype=torch.uint8)).random_()
+    tensor = torch.empty(mib * MIB, dtype=torch.uint8).random_()
     plain = torch.empty(mib * MIB, dtype=torch.uint8).copy_(tensor)
     target = torch.empty_like(plain).fill_(0)
-    peer = skyrl()
     times: dict[str, list[float]] = {}
     for turn in range(ROUNDS + 1):
         ours = Ours(tensor, folder)
         works: dict[str, Callable[[], None]] = {
             "fallocate+write": lambda: write(plain, folder, reserve=True),
-            "offload": ours.first,
+            "offload": ours.offload.offload,
             "write": lambda: write(plain, folder, reserve=False),
-            "repeated": ours.again,
+            "repeated": ours.offload.offload,
             "memcpy": lambda: target.copy_(plain),
-            "backload": ours.back,
+            "backload": ours.offload.backload,
         }
         if peer is not None:
-            works["skyrl"] = lambda: peer(plain, folder)
+            works["skyrl"] = partial(peer, plain, folder)
         for name, work in works.items():
             seconds = timed(work)
             if turn:
@@ -127,8 +136,8 @@ def measure(mib: int, folder: Path) -> None:
 
 
 def row(mib: int, what: str, ours: float, beside: str, theirs: float) -> None:
-    rate = mib * MIB / ours / 1e9
-    print(f"{mib:>6} {what:>9} {ours * 1e3:>8.1f} {rate:>6.1f}  {beside:<16} {theirs * 1e3:>8.1f} {ours / theirs:>6.2f}")
+    rate, ratio = mib * MIB / ours / 1e9, ours / theirs
+    print(f"{mib:>6} {what:>9} {ours * 1e3:>8.1f} {rate:>6.1f}  {beside:<16} {theirs * 1e3:>8.1f} {ratio:>6.2f}")
 
 
 def highest(tensor: torch.Tensor, folder: Path) -> int:
@@ -136,17 +145,18 @@ def highest(tensor: torch.Tensor, folder: Path) -> int:
     ours, water = Ours(tensor, folder), HighWater(FakeDevice())
     before = water.now()
     with water:
-        ours.first()
+        ours.offload.offload()
     return water.highest - before
 
 
 def main(arguments: list[str]) -> None:
     root: Any = arguments[0] if arguments else None
     make_memory_exact()
+    peer = skyrl()
     print(f"{'MiB':>6} {'ours':>9} {'ms':>8} {'GB/s':>6}  {'beside':<16} {'ms':>8} {'ratio':>6}")
     with tempfile.TemporaryDirectory(dir=root) as folder:
         for mib in map(int, arguments[1:] or (64, 512)):
-            measure(mib, Path(folder))
+            measure(mib, Path(folder), peer)
 
 
 if __name__ == "__main__":

@@ -60,9 +60,9 @@ class Story:
 
     def call(self, method: str, place: str, content: str = "", *, raises: bool = False, rank: int = 0, **cost: int):
         end = CallRaise("offloader", method, 1, "OSError") if raises else CallEnd("offloader", method, 1)
-        zero = {
-            f: 0 for f in ("written", "peak", "extra", "file_bytes", "shared", "anonymous", "locked", "open_files")
-        }
+        zero = dict.fromkeys(
+            ("written", "peak", "extra", "file_bytes", "shared", "anonymous", "locked", "open_files"), 0
+        )
         self.tell(end, MemorySeen(method, **{**zero, **cost}), rank=rank)
         return self.seen(method, place, content, rank=rank)
 

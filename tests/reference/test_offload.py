@@ -1,4 +1,4 @@
-"""The reference offload over stores of plain bytes: when it writes, what it keeps, and what an error leaves. No torch."""
+"""The reference offload over stores of plain bytes: when it writes, what it keeps, what an error leaves. No torch."""
 
 from __future__ import annotations
 
