@@ -5,8 +5,8 @@
 Ours is the reference's offload over one torch storage whose device memory is paused and resumed, as under
 torch_memory_saver: `drop` leaves it to the saver, and a backload copies into memory that is there already. Beside it:
 the file's blocks reserved and then written from the tensor, a plain write to a new file, SkyRL 0.4.0's function where
-COLOCERT_SKYRL_PATH names its unpacked wheel, and a copy within memory. Nothing is synced to the disk. Medians of alternating rounds;
-peak is anonymous memory beyond that of the tensor, as the kit measures it.
+COLOCERT_SKYRL_PATH names its unpacked wheel, and a copy within memory. Nothing is synced to the disk. Medians
+of alternating rounds; peak is anonymous memory beyond that of the tensor, as the kit measures it.
 """
 
 from __future__ import annotations

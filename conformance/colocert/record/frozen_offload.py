@@ -22,9 +22,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from colocert.record.drive import ProcessGone
+from colocert.record.drive import NotRun, ProcessGone
 from colocert.record.frozen_disk import DiskNotHad
 from colocert.record.frozen_folder import Folder
 from colocert.record.frozen_process import ACTOR, FactoryRaised, Rank, RankProcess
@@ -70,7 +70,6 @@ class Stage:
         self._told: set[int] = set()
         self._faulted: set[int] = set()
         self._found: list[str] = []
-        self.not_run = ""
         self._emit(Config(self._config.facts()))
         self._emit(ClaimsStated(claims.facts()))
 
@@ -78,6 +77,11 @@ class Stage:
         self._seq += 1
         event.seq, event.rank = self._seq, number
         self._sink(event)  # type: ignore[arg-type]
+
+    def lacks(self, what: str) -> NoReturn:
+        """Ends the scenario: this machine has not what it needs. Raises `NotRun`."""
+        self._emit(Change("not-run", {"reason": what}))
+        raise NotRun(what)
 
     # ---- steps
 
@@ -127,8 +131,8 @@ class Stage:
         try:
             process.start(build)
         except DiskNotHad as error:
-            self.not_run = str(error)
-            self._emit(Change("not-run", {"reason": self.not_run}), number)
+            self._told.add(number)
+            self.lacks(str(error))
         except FactoryRaised as error:
             if number not in self._faulted:
                 raise
@@ -164,7 +168,7 @@ class Stage:
     def _after(self, number: int) -> None:
         """What is to be seen once a process has answered or ended."""
         process = self.processes[number]
-        if process.ended and number not in self._told and not self.not_run:
+        if process.ended and number not in self._told:
             self._told.add(number)
             self._emit(ProcessEnded(process.ended, process.in_call), number)
             if process.ended == "normal":
@@ -190,20 +194,20 @@ class Stage:
 def run_frozen_offload(
     implementation: Any, claims: Claims, scenario: Scenario, sink: Callable[[AnyEvent], None]
 ) -> None:
-    """Takes every step of the scenario; events go to `sink` as processes answer."""
+    """Takes every step of the scenario; events go to `sink` as processes answer.
+
+    Raises `NotRun` without torch, or without a mount namespace where a step asks for a disk of its own.
+    """
     if not hasattr(implementation, "frozen_offload"):
         return
     stage = Stage(implementation, claims, scenario, sink)
     try:
         if importlib.util.find_spec("torch") is None:
-            sink(Change("not-run", {"reason": "torch is not installed"}, seq=3))
-            return
+            stage.lacks("torch is not installed")
         import torch  # noqa: F401  (the processes are forked with it)
 
         for step in scenario.steps:
             stage.take(step)
-            if stage.not_run:
-                break
     finally:
         stage.close()
 

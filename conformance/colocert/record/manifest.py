@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 RECORD_SCHEMA = 1
-COMPLETE, HANG, DIED = "complete", "hang", "died"
+COMPLETE, HANG, DIED, NOT_RUN = "complete", "hang", "died", "not-run"
 
 
 class EvidenceError(ValueError):
@@ -31,7 +31,10 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class ScenarioRecord(msgspec.Struct, frozen=True):
-    """How a scenario ended: complete, hang or died. `trace` is relative to the folder; `seconds` wall time."""
+    """How a scenario ended: complete, hang, died, or not-run because this machine lacks something (`detail`).
+
+    `trace` is relative to the folder; `seconds` wall time.
+    """
 
     id: str
     profile: str
