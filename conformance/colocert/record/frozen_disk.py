@@ -73,8 +73,11 @@ def own_mounts() -> None:
     if libc.unshare(_NEWUSER | _NEWNS) == 0:
         with contextlib.suppress(OSError):
             Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
-        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+        try:
+            Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+            Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+        except OSError as error:
+            raise DiskNotHad(f"no user namespace ({error.strerror})") from error
     elif libc.unshare(_NEWNS) != 0:
         raise DiskNotHad(f"no mount namespace ({os.strerror(ctypes.get_errno())})")
     _mount(None, "/", None, _PRIVATE | _RECURSIVE, None)
