@@ -14,7 +14,7 @@ UNCOUNTED = 4096
 """Bytes written that are no copy of a tensor: a log line, a note of what was written."""
 
 INCIDENTAL = 64 << 10
-"""Bytes of shared or anonymous memory in mappings that are no copies of tensors: semaphores, headers."""
+"""Bytes on file, in shared memory or in private pages that are no copies of tensors: a log, semaphores, headers."""
 
 FEW_FILES, MANY_TENSORS = 64, 200
 
@@ -101,7 +101,7 @@ class SwitchedOffUsesHostMemory(FrozenFold):
         assert process.memory is not None
         elsewhere = [name for name in frozen if process.at(name) in ("device", "file", "shared")]
         told = f"{shown(elsewhere)}: {process.at(elsewhere[0])}" if elsewhere else "files in the folder"
-        if elsewhere or process.memory.file_bytes:
+        if elsewhere or process.memory.file_bytes > INCIDENTAL:
             self.found(event, "not-in-host-memory", "frozen tensors go to host memory, and to no file", told)
 
     def backloaded(self, process: Process, event: TensorsSeen) -> None:
