@@ -36,7 +36,7 @@ ROUNDS = 7
 CHUNK = 4 * MIB
 
 SKYRL = "skyrl.backends.skyrl_train.distributed.megatron.megatron_utils"
-Peer = Callable[[torch.Tensor, Path], None]
+Peer = Callable[[torch.Tensor, Path], Any]
 
 
 class PausedStore(StorageStore):
@@ -63,14 +63,15 @@ class Ours:
         self.offload = FrozenOffload(lambda: stores, directory=folder, chunk=CHUNK, report=sys.exit)
 
 
-def write(tensor: torch.Tensor, folder: Path, *, reserve: bool) -> None:
-    """The bytes into a new file, from the tensor, in one call."""
-    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-        left = memoryview(tensor.numpy())
-        if reserve:
-            os.posix_fallocate(file.fileno(), 0, len(left))
-        while left:
-            left = left[file.write(left) :]
+def write(tensor: torch.Tensor, folder: Path, *, reserve: bool) -> Any:
+    """The bytes into a new file, from the tensor, in one call; returns the file, whose end is not timed."""
+    file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+    left = memoryview(tensor.numpy())
+    if reserve:
+        os.posix_fallocate(file.fileno(), 0, len(left))
+    while left:
+        left = left[file.write(left) :]
+    return file
 
 
 def skyrl() -> Peer | None:
@@ -88,18 +89,21 @@ def skyrl() -> Peer | None:
     install(["loguru"])
     utils = importlib.import_module(SKYRL)
 
-    def offload(tensor: torch.Tensor, folder: Path) -> None:
+    def offload(tensor: torch.Tensor, folder: Path) -> torch.nn.Parameter:
         utils._FROZEN_OFFLOAD_DIR = str(folder)
-        if not utils._offload_frozen_param_to_file("weight", torch.nn.Parameter(tensor, requires_grad=False)):
+        parameter = torch.nn.Parameter(tensor, requires_grad=False)
+        if not utils._offload_frozen_param_to_file("weight", parameter):
             sys.exit("SkyRL fell back to pinned memory")
+        return parameter
 
     return offload
 
 
-def timed(work: Callable[[], None]) -> float:
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds, and what the work made: it goes later."""
     start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
+    made = work()
+    return time.perf_counter() - start, made
 
 
 def measure(mib: int, folder: Path, peer: Peer | None) -> None:
@@ -110,7 +114,7 @@ def measure(mib: int, folder: Path, peer: Peer | None) -> None:
     times: dict[str, list[float]] = {}
     for turn in range(ROUNDS + 1):
         ours = Ours(tensor, folder)
-        works: dict[str, Callable[[], None]] = {
+        works: dict[str, Callable[[], Any]] = {
             "fallocate+write": lambda: write(plain, folder, reserve=True),
             "offload": ours.offload.offload,
             "write": lambda: write(plain, folder, reserve=False),
@@ -121,7 +125,8 @@ def measure(mib: int, folder: Path, peer: Peer | None) -> None:
         if peer is not None:
             works["skyrl"] = partial(peer, plain, folder)
         for name, work in works.items():
-            seconds = timed(work)
+            seconds, made = timed(work)
+            del made
             if turn:
                 times.setdefault(name, []).append(seconds)
         del ours, works
