@@ -14,7 +14,7 @@ IMPL ?= reference
 # What is asked for unless told otherwise: all that the reference has rules for, what SkyRL and verl are driven in, and
 # the lifecycle of any other.
 TORCHLESS := lifecycle,handoff,adapter-sync,group
-PROFILES_reference := $(TORCHLESS),sync-payload
+PROFILES_reference := $(TORCHLESS),sync-payload,frozen-offload
 PROFILES_skyrl := adapter-sync
 PROFILES_verl := sync-payload
 PROFILE ?= $(or $(PROFILES_$(IMPL)),lifecycle)

@@ -9,6 +9,7 @@ out by that rule with the code it names. A control that is green says that the s
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import pkgutil
@@ -16,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from colocert.judge import TraceJudged, judge_events
+from colocert.record.drive import NotRun
 from colocert.record.manifest import ControlRecord
 from colocert.record.registry import ALL_SCENARIOS, BY_ID
 from colocert.record.registry import run as run_scenario
@@ -61,11 +63,18 @@ def _mutant(rule: Rule, module: Any) -> ControlRecord:
         return ControlRecord("mutant", rule.id, "", NOT_RUN, f"there is no mutant for {rule.id}")
     name, code = module.__name__.rpartition(".")[2], module.KILLED_BY[1]
     first = [BY_ID[s] for s in rule.scenarios]
+    lacking = ""
     rest = (s for s in ALL_SCENARIOS if s.profile == rule.profile and s not in first)
     for scenario in (*first, *rest):
-        judged = _judged(module.implementation, scenario, [rule])
+        try:
+            judged = _judged(module.implementation, scenario, [rule])
+        except NotRun as error:
+            lacking = str(error)
+            continue
         if judged is not None and any(f.code == code for f in judged.findings):
             return ControlRecord(name, rule.id, code, RED, f"found out on {scenario.id}")
+    if lacking:
+        return ControlRecord(name, rule.id, code, NOT_RUN, lacking)
     return ControlRecord(name, rule.id, code, GREEN, f"{rule.id} did not find {code} on any scenario")
 
 
@@ -75,7 +84,9 @@ def _inert(rules: list[Rule]) -> ControlRecord:
     failed: set[str] = set()
     profiles = {rule.profile for rule in rules}
     for scenario in (s for s in ALL_SCENARIOS if s.profile in profiles):
-        judged = _judged(implementation, scenario, [r for r in rules if r.profile == scenario.profile])
+        judged = None
+        with contextlib.suppress(NotRun):
+            judged = _judged(implementation, scenario, [r for r in rules if r.profile == scenario.profile])
         if judged is not None:
             failed |= {f.rule for f in judged.findings}
             for rule, counts in judged.exercised.items():

@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
-from colocert.record import adapter_sync, group, handoff, payload, steps
+from colocert.record import adapter_sync, frozen_offload, group, handoff, payload, steps
 from colocert.record.adapter_sync_scenarios import ADAPTER_SYNC_SCENARIOS
+from colocert.record.frozen_offload_scenarios import FROZEN_SCENARIOS
 from colocert.record.group_scenarios import GROUP_SCENARIOS
 from colocert.record.handoff_scenarios import HANDOFF_SCENARIOS
 from colocert.record.payload_scenarios import MODES, PAYLOAD_SCENARIOS
@@ -24,8 +25,9 @@ ALL_SCENARIOS: tuple[Scenario, ...] = (
     *SCENARIOS,
     *HANDOFF_SCENARIOS,
     *ADAPTER_SYNC_SCENARIOS,
-    *GROUP_SCENARIOS,
     *PAYLOAD_SCENARIOS,
+    *FROZEN_SCENARIOS,
+    *GROUP_SCENARIOS,
 )
 BY_ID: Mapping[str, Scenario] = MappingProxyType({s.id: s for s in ALL_SCENARIOS})
 
@@ -34,12 +36,13 @@ _RUNNERS: Mapping[str, Callable[[Any, Claims, Scenario, Callable[[AnyEvent], Non
         "lifecycle": steps.run_scenario,
         "handoff": handoff.run_handoff,
         "adapter-sync": adapter_sync.run_adapter_sync,
-        "group": group.run_group,
         "sync-payload": payload.run_payload,
+        "frozen-offload": frozen_offload.run_frozen_offload,
+        "group": group.run_group,
     }
 )
 
-PATIENCE: Mapping[str, float] = MappingProxyType({"group": 4.0, "sync-payload": 2.0})
+PATIENCE: Mapping[str, float] = MappingProxyType({"group": 4.0, "frozen-offload": 3.0, "sync-payload": 2.0})
 """Profiles whose scenarios take longer than others, and by what factor: their processes are real and have to start, or
 the first of them imports torch and a whole framework."""
 
@@ -69,4 +72,7 @@ def smoke(profile: str, claims: Claims) -> Scenario | None:
         modes = ("adapter", "merged", "full") if claims.lora else ("full",)
         mode = next((m for m in modes if m in claims.sync_strategies), modes[0])
         return Scenario("smoke-sync-payload", MODES[mode][0], ("sync",), profile=profile)
+    if profile == "frozen-offload":
+        kind = {**config, "file_backed": claims.file_backed_frozen}
+        return Scenario("smoke-frozen-offload", kind, ("start", "offload", "backload", "end"), profile=profile)
     return None

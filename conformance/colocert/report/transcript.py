@@ -2,7 +2,7 @@
 
 Knows how to show an event. Does not know rules, findings or files of golden transcripts. Leaves out everything that
 differs between two recordings of the same behaviour: numbers of events and calls, addresses, content tokens (a poison
-mark is kept), texts of exceptions; and the claims, which the certificate shows.
+mark is kept), texts of exceptions, measured memory; and the claims, which the certificate shows.
 
     call           trainer             sleep
       group-       world
@@ -99,7 +99,7 @@ def _depth(event: AnyEvent, depths: dict[int, int]) -> int:
 
 def _shown(event: AnyEvent) -> tuple[str, ...] | None:
     """The cells of an event: what, on what, which, and the rest. None for what a transcript leaves out."""
-    if isinstance(event, (ev.Header, ev.ClaimsStated)):
+    if isinstance(event, (ev.Header, ev.ClaimsStated, ev.MemorySeen)):
         return None
     show = _SHOW.get(type(event))
     return show(event) if show is not None else _any(event)
@@ -139,6 +139,16 @@ def _moved(verb: str, host: str) -> Callable[[Any], tuple[str, ...]]:
         return (verb, e.tag, e.alloc, *(note for note in notes if note))
 
     return show
+
+
+def _module(e: ev.ModuleSeen) -> tuple[str, ...]:
+    found = f"the folder has seen: {', '.join(e.found)}" if e.found else ""
+    return ("module", "", "", f"{len(e.tensors)} tensors", f"{nbytes(e.frozen_bytes)} frozen", found)
+
+
+def _tensors(e: ev.TensorsSeen) -> tuple[str, ...]:
+    places = [held[0] for held in e.held.values()]
+    return ("tensors", e.when, "", ", ".join(f"{places.count(p)} {p}" for p in sorted(set(places))))
 
 
 def _fatal(e: ev.SaverFatal) -> tuple[str, ...]:
@@ -222,5 +232,9 @@ _SHOW: Mapping[type, Callable[[Any], tuple[str, ...]]] = {
     ev.EngineLoad: _load,
     ev.Measured: lambda e: ("measured", e.what, "", facts(e.facts) if e.what == "levels" else _state(e.facts)),
     ev.Change: lambda e: ("world", e.what, "", facts(e.facts)),
+    ev.ModuleSeen: _module,
+    ev.TensorsSeen: _tensors,
+    ev.FolderSeen: lambda e: ("folder", e.by, "", ", ".join(sorted(e.files)) or "empty"),
+    ev.ProcessEnded: lambda e: ("process", e.how, "", *([f"in {e.during}"] if e.during else [])),
     ev.Note: lambda e: ("note", e.op, "", facts(e.facts)),
 }

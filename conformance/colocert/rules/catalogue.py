@@ -17,6 +17,7 @@ import msgspec
 from colocert.rules import (
     adapter_sync,
     adapter_sync_served,
+    frozen_offload,
     group,
     handoff,
     handoff_state,
@@ -124,7 +125,15 @@ def _folds(*modules: Any) -> dict[str, type[BaseFold]]:
 
 
 FOLDS: Mapping[str, type[BaseFold]] = _folds(
-    lifecycle, recovery, handoff, handoff_state, adapter_sync, adapter_sync_served, group, sync_payload
+    lifecycle,
+    recovery,
+    handoff,
+    handoff_state,
+    adapter_sync,
+    adapter_sync_served,
+    sync_payload,
+    frozen_offload,
+    group,
 )
 """The fold of each rule."""
 
