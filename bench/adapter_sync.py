@@ -1,8 +1,8 @@
 """The first sync after building: the adapter alone from its host copy, beside bringing the whole base back for it.
 
-The reference's `PayloadSync` over real tensors of the sizes below, everything of the trainer offloaded. The peer is what
-SkyRL's main did before its fix (SkyRL#2157): backload the frozen base, sync, and put it away again. Both alternate in
-one process, into memory that is mapped already; bytes are counted, not estimated.
+The reference's `PayloadSync` over real tensors of the sizes below, everything of the trainer offloaded. The peer is
+what SkyRL's main did before its fix (SkyRL#2157): backload the frozen base, sync, and put it away again. Both alternate
+in one process on one thread, into memory that is mapped already; bytes are counted, not estimated.
 """
 
 from __future__ import annotations
@@ -100,11 +100,12 @@ def measure(name: str, shape: Shape) -> None:
             before = trainer.moved + engine.received
             times[whole].append(seconds(trainer, engine, sync, whole=whole))
             moved[whole] = trainer.moved + engine.received - before
+    once, every = moved[False], moved[True]
     adapter, base = nbytes(trainer.buffer), sum(map(nbytes, trainer.host.values()))
     ours, peer = (statistics.median(times[whole]) for whole in (False, True))
     low, high = min(times[False]), max(times[False])
     print(
-        f"{name:<7}{base / 2**20:>9.0f}{adapter / 2**20:>9.2f}{moved[False] / adapter:>9.2f}{moved[True] / adapter:>9.0f}"
+        f"{name:<7}{base / 2**20:>9.0f}{adapter / 2**20:>9.2f}{once / adapter:>9.2f}{every / adapter:>9.0f}"
         f"{ours * 1e3:>10.2f}{f'{low * 1e3:.2f} … {high * 1e3:.2f}':>18}{peer * 1e3:>10.1f}"
         f"{peer / ours:>8.0f}{base / adapter:>8.0f}{peer / ours / (base / adapter):>9.2f}"
     )
@@ -113,6 +114,9 @@ def measure(name: str, shape: Shape) -> None:
 def main() -> None:
     if importlib.util.find_spec("torch") is None:
         sys.exit("bench/adapter_sync.py needs torch: install the extra `reference`")
+    import torch
+
+    torch.set_num_threads(1)
     print(
         f"{'':<7}{'base':>9}{'adapter':>9}{'ours':>9}{'peer':>9}{'ours':>10}{'':>18}{'peer':>10}{'time':>8}{'bytes':>8}"
     )
@@ -122,9 +126,7 @@ def main() -> None:
     )
     for name, shape in SIZES.items():
         measure(name, shape)
-    print(
-        "moved: in adapters' sizes, of the fused buffer. Modules of one fused linear share an A, which PEFT names apart."
-    )
+    print("moved: in sizes of the fused buffer; modules of one fused linear share an A, which PEFT names apart")
 
 
 if __name__ == "__main__":
