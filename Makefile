@@ -10,10 +10,14 @@ SHELL := /bin/bash
 .ONESHELL:
 .DEFAULT_GOAL := help
 
-COMMA := ,
 IMPL ?= reference
-# What the reference has rules for, and what SkyRL is driven in; any other is asked for the lifecycle unless told otherwise.
-PROFILE ?= $(if $(filter reference,$(IMPL)),lifecycle$(COMMA)handoff$(COMMA)adapter-sync$(COMMA)group,$(if $(filter skyrl,$(IMPL)),adapter-sync,lifecycle))
+# What is asked for unless told otherwise: all that the reference has rules for, what SkyRL and verl are driven in, and
+# the lifecycle of any other.
+TORCHLESS := lifecycle,handoff,adapter-sync,group
+PROFILES_reference := $(TORCHLESS),sync-payload,frozen-offload
+PROFILES_skyrl := adapter-sync
+PROFILES_verl := sync-payload
+PROFILE ?= $(or $(PROFILES_$(IMPL)),lifecycle)
 
 CERTIFICATE ?= build/certificate.json
 REPORT ?= build/report.html
@@ -28,6 +32,8 @@ CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/colocert
 MILES := $(CACHE)/miles-rl-$(MILES_VERSION)
 SKYRL_VERSION := 0.4.0
 SKYRL := $(CACHE)/skyrl-$(SKYRL_VERSION)
+VERL_VERSION := 0.9.1
+VERL := $(CACHE)/verl-$(VERL_VERSION)
 
 # A shim that names a version it does not have fails to run, so each candidate is started once.
 find_python = for p in $(PYTHON) python3.11 python3 python3.12 python3.13 python3.10; do \
@@ -35,10 +41,10 @@ find_python = for p in $(PYTHON) python3.11 python3 python3.12 python3.13 python
 	then echo "$$p"; exit 0; fi; done; \
 	echo 'make: needs Python 3.10 to 3.13 with venv on PATH, or PYTHON=/path/to/python' >&2; exit 1
 
-.PHONY: help setup fetch-miles fetch-skyrl certify test bench lint typing docs clean distclean
+.PHONY: help setup fetch-miles fetch-skyrl fetch-verl certify test bench lint typing docs clean distclean
 
 help:
-	@echo 'make certify [IMPL=reference|miles|skyrl|pkg|file.py] [CERTIFICATE=FILE] [REPORT=FILE]   set up, then certify'
+	@echo 'make certify [IMPL=reference|miles|skyrl|verl|pkg|file.py] [CERTIFICATE=FILE] [REPORT=FILE]   set up, then certify'
 	echo 'make test      set up, then the tests of this project'
 	echo 'make bench     set up, then every bench, each beside its peers; written to build/bench.md'
 	echo 'make lint | typing | docs'
@@ -89,11 +95,26 @@ fetch-skyrl: $(SKYRL)/.unpacked
 
 fetch-miles: $(MILES)/.unpacked
 
-certify: $(STAMP) $(if $(filter miles,$(IMPL)),$(MILES)/.unpacked) $(if $(filter skyrl,$(IMPL)),$(SKYRL)/.unpacked)
+$(VERL)/.unpacked: | $(STAMP)
+	$(call fetch,verl==$(VERL_VERSION),$(VERL))
+
+fetch-verl: $(VERL)/.unpacked
+
+WHEEL_miles := $(MILES)/.unpacked
+WHEEL_skyrl := $(SKYRL)/.unpacked
+WHEEL_verl := $(VERL)/.unpacked
+
+certify: $(STAMP) $(WHEEL_$(IMPL))
 	@mkdir -p '$(dir $(CERTIFICATE))' '$(dir $(REPORT))' build
 	$(if $(filter miles,$(IMPL)),export COLOCERT_MILES_PATH='$(MILES)')
 	$(if $(filter skyrl,$(IMPL)),export COLOCERT_SKYRL_PATH='$(SKYRL)')
-	$(BIN)/python -m pytest conformance --impl='$(IMPL)' --profile='$(PROFILE)' -n 2 \
+	$(if $(filter verl,$(IMPL)),export COLOCERT_VERL_PATH='$(VERL)')
+	# Without torch the reference does not claim what needs tensors, and asking for it would be incomplete.
+	profile='$(PROFILE)'
+	if [ '$(origin PROFILE) $(IMPL)' = 'file reference' ] && ! $(BIN)/python -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("torch"))'; then
+		profile='$(TORCHLESS)'
+	fi
+	$(BIN)/python -m pytest conformance --impl='$(IMPL)' --profile="$$profile" -n 2 \
 		--certificate='$(CERTIFICATE)' --report='$(REPORT)' --evidence='$(EVIDENCE)' $(PYTEST_ARGS)
 
 # The tests of the adapters need the wheels; the one for miles the extra `reference` as well, to drive it.

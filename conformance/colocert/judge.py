@@ -234,7 +234,7 @@ class Evidence:
         if findings:
             codes = tuple(dict.fromkeys(f.code for f in findings))
             return Case(**common, outcome=FAIL, code=codes[0], codes=codes, findings=findings)
-        if kept.status != COMPLETE and (scenario in rule.scenarios or times):
+        if kept.status not in (COMPLETE, NOT_RUN) and (scenario in rule.scenarios or times):
             return Case(**common, outcome=FAIL, code=kept.status, codes=(kept.status,), detail=kept.detail)
         return Case(**common, outcome=PASS) if times else None
 
@@ -320,6 +320,9 @@ def _outcome(rule: Rule, cases: list[Case], record: Record, ran: tuple[str, ...]
     times = sum(c.exercised for c in cases)
     shown = failed[0] if failed else cases[0] if cases else None
     if shown is None or not (failed or times):
+        lacking = {s.detail for s in record.scenarios if s.id in rule.scenarios and s.status == NOT_RUN}
+        if lacking and not partial:
+            return RuleOutcome(**row, outcome=NOT_RUN, reason="; ".join(sorted(lacking)))
         why = "deselected" if partial else "its condition never occurred"
         return RuleOutcome(**row, outcome=NOT_RUN if partial else NOT_EXERCISED, reason=why)
     return RuleOutcome(

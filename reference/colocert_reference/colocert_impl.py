@@ -10,14 +10,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from colocert import Claims, Rig
+from colocert.rig.frozen_rig import FrozenRig
 from colocert.rig.group_rank import RankDouble
 from colocert.rig.group_rig import GroupRig
+from colocert.rig.payload_rig import PayloadRig, has_torch
 from colocert.rig.sync_rig import SyncRig
 from colocert_reference.dispatch import Dispatch, SyncSettings
 from colocert_reference.driver import Driver
 from colocert_reference.driver_ports import driver as reference_driver
 from colocert_reference.group import Group, Ranks
 from colocert_reference.lifecycle import Lifecycle
+from colocert_reference.offload import FrozenOffload
+from colocert_reference.payload_ports import RigPayload
 from colocert_reference.ports import DEFAULT, GRADS, PARAMS, Ports, Settings
 from colocert_reference.rank_processes import Build, ProcessRanks
 
@@ -221,6 +225,24 @@ def sync_settings(rig: SyncRig) -> SyncSettings:
     return SyncSettings(colocated=config.colocated, sends=config.sends, adapters=config.adapters if config.lora else ())
 
 
+def frozen_offload(rig: FrozenRig, offload: type[FrozenOffload] = FrozenOffload) -> FrozenOffload:
+    """The reference offload over the rig's module: frozen storages, and without LoRA those that training changes."""
+    from colocert_reference.real.frozen_tensors import stores
+
+    def of(frozen: bool) -> Any:
+        named = [(n, p) for n, p in rig.module.named_parameters() if n not in rig.adapter_names]
+        apart = [p for n, p in rig.module.named_parameters() if n in rig.adapter_names or p.requires_grad is frozen]
+        return stores([(n, p) for n, p in named if p.requires_grad is not frozen], apart)
+
+    return offload(
+        lambda: of(frozen=True),
+        lambda: () if rig.config.lora else of(frozen=False),
+        directory=rig.directory if rig.config.file_backed else None,
+        chunk=rig.config.chunk,
+        report=lambda text: rig.record("fallback", text=text),
+    )
+
+
 class Reference:
     """The implementation that `--impl=reference` names."""
 
@@ -234,11 +256,16 @@ class Reference:
         driver: Callable[[Rig], Driver] = reference_driver,
         group: Callable[[GroupRig], Awaitable[Group]] = train_group,
         sync: Callable[[SyncRig], Dispatch] = weight_sync,
+        payload: Callable[[PayloadRig], Any] = RigPayload,
+        offload: Callable[[FrozenRig], Any] = frozen_offload,
     ) -> None:
         self.trainer = trainer
         self.driver = driver
         self.train_group = group
         self.weight_sync = sync
+        if has_torch():
+            self.payload_sync = payload
+        self.frozen_offload = offload
 
 
 implementation = Reference()

@@ -80,6 +80,7 @@ def test_entry_points(wheel: zipfile.ZipFile) -> None:
             "miles": "colocert.adapters.miles",
             "reference": "colocert_reference.colocert_impl",
             "skyrl": "colocert.adapters.skyrl",
+            "verl": "colocert.adapters.verl",
         },
     }
 

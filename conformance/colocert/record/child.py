@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from colocert.record import controls
-from colocert.record.drive import ProcessGone, TrainerShapeError
+from colocert.record.drive import NotRun, ProcessGone, TrainerShapeError
 from colocert.record.explore import Explorer
 from colocert.record.manifest import ExploredFinding, Problem
 from colocert.record.registry import BY_ID, run, smoke
@@ -99,6 +99,8 @@ class Child:
         writer = TraceWriter(path, header)
         try:
             run(self.implementation, self.claims, scenario, writer)
+        except NotRun as error:
+            return Answer(body={"not_run": str(error)})
         except ProcessGone as error:
             return Answer(ok=False, detail=str(error))
         except TrainerShapeError as error:

@@ -10,6 +10,7 @@ that needs a package which is not installed is not run, and says which.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import pkgutil
@@ -17,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from colocert.judge import TraceJudged, judge_events
+from colocert.record.drive import NotRun
 from colocert.record.manifest import ControlRecord
 from colocert.record.registry import ALL_SCENARIOS, BY_ID
 from colocert.record.registry import run as run_scenario
@@ -81,11 +83,18 @@ def _mutant(rule: Rule, module: Any, absent: str) -> ControlRecord:
         return ControlRecord(module.implementation.name, rule.id, module.KILLED_BY[1], NOT_RUN, why)
     name, code = module.__name__.rpartition(".")[2], module.KILLED_BY[1]
     first = [BY_ID[s] for s in rule.scenarios]
+    lacking = ""
     rest = (s for s in ALL_SCENARIOS if s.profile == rule.profile and s not in first)
     for scenario in (*first, *rest):
-        judged = _judged(module.implementation, scenario, [rule])
+        try:
+            judged = _judged(module.implementation, scenario, [rule])
+        except NotRun as error:
+            lacking = str(error)
+            continue
         if judged is not None and any(f.code == code for f in judged.findings):
             return ControlRecord(name, rule.id, code, RED, f"found out on {scenario.id}")
+    if lacking:
+        return ControlRecord(name, rule.id, code, NOT_RUN, lacking)
     return ControlRecord(name, rule.id, code, GREEN, f"{rule.id} did not find {code} on any scenario")
 
 
@@ -105,7 +114,9 @@ def _idle(implementation: Any, rules: list[Rule]) -> ControlRecord:
     failed: set[str] = set()
     profiles = {rule.profile for rule in rules}
     for scenario in (s for s in ALL_SCENARIOS if s.profile in profiles):
-        judged = _judged(implementation, scenario, [r for r in rules if r.profile == scenario.profile])
+        judged = None
+        with contextlib.suppress(NotRun):
+            judged = _judged(implementation, scenario, [r for r in rules if r.profile == scenario.profile])
         if judged is not None:
             failed |= {f.rule for f in judged.findings}
             for rule, counts in judged.exercised.items():

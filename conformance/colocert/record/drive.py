@@ -19,6 +19,10 @@ class ProcessGone(BaseException):
     """The implementation asked for the end of the process (`sys.exit`, `KeyboardInterrupt`)."""
 
 
+class NotRun(Exception):
+    """This machine lacks what the scenario needs; the text says what."""
+
+
 class TrainerShapeError(Exception):
     """The factory returned something that cannot be driven."""
 

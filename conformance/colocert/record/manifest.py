@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 RECORD_SCHEMA = 1
-COMPLETE, HANG, DIED = "complete", "hang", "died"
+COMPLETE, HANG, DIED, NOT_RUN = "complete", "hang", "died", "not-run"
 
 
 class EvidenceError(ValueError):
@@ -31,9 +31,9 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class ScenarioRecord(msgspec.Struct, frozen=True):
-    """How a scenario ended: complete, hang or died. `trace` is relative to the folder; `seconds` wall time.
+    """How a scenario ended: complete, hang, died, or not-run because this machine lacks something (`detail`).
 
-    `golden`: its transcript is compared under `--snapshot-dir`.
+    `trace` is relative to the folder; `seconds` wall time. `golden`: its transcript is compared under `--snapshot-dir`.
     """
 
     id: str

@@ -11,10 +11,12 @@ from typing import Any
 
 import msgspec
 
-from colocert.record import adapter_sync, group, handoff, steps
+from colocert.record import adapter_sync, frozen_offload, group, handoff, payload, steps
 from colocert.record.adapter_sync_scenarios import ADAPTER_SYNC_SCENARIOS
+from colocert.record.frozen_offload_scenarios import FROZEN_SCENARIOS
 from colocert.record.group_scenarios import GROUP_SCENARIOS
 from colocert.record.handoff_scenarios import HANDOFF_SCENARIOS
+from colocert.record.payload_scenarios import MODES, PAYLOAD_SCENARIOS
 from colocert.record.scenarios import FULL, LORA, SCENARIOS, Scenario
 from colocert.rig.contract import Claims
 from colocert.trace.events import AnyEvent
@@ -23,6 +25,8 @@ ALL_SCENARIOS: tuple[Scenario, ...] = (
     *SCENARIOS,
     *HANDOFF_SCENARIOS,
     *ADAPTER_SYNC_SCENARIOS,
+    *PAYLOAD_SCENARIOS,
+    *FROZEN_SCENARIOS,
     *GROUP_SCENARIOS,
 )
 BY_ID: Mapping[str, Scenario] = MappingProxyType({s.id: s for s in ALL_SCENARIOS})
@@ -32,12 +36,15 @@ _RUNNERS: Mapping[str, Callable[[Any, Claims, Scenario, Callable[[AnyEvent], Non
         "lifecycle": steps.run_scenario,
         "handoff": handoff.run_handoff,
         "adapter-sync": adapter_sync.run_adapter_sync,
+        "sync-payload": payload.run_payload,
+        "frozen-offload": frozen_offload.run_frozen_offload,
         "group": group.run_group,
     }
 )
 
-PATIENCE: Mapping[str, float] = MappingProxyType({"group": 4.0})
-"""Profiles whose scenarios take longer than others, and by what factor: their processes are real and have to start."""
+PATIENCE: Mapping[str, float] = MappingProxyType({"group": 4.0, "frozen-offload": 3.0, "sync-payload": 2.0})
+"""Profiles whose scenarios take longer than others, and by what factor: their processes are real and have to start, or
+the first of them imports torch and a whole framework."""
 
 
 def run(implementation: Any, claims: Claims, scenario: Scenario, sink: Callable[[AnyEvent], None]) -> None:
@@ -61,4 +68,11 @@ def smoke(profile: str, claims: Claims) -> Scenario | None:
         )
     if profile == "group":
         return Scenario("smoke-group", {**config, "ranks": 2}, ("offload", "onload"), profile=profile)
+    if profile == "sync-payload":
+        modes = ("adapter", "merged", "full") if claims.lora else ("full",)
+        mode = next((m for m in modes if m in claims.sync_strategies), modes[0])
+        return Scenario("smoke-sync-payload", MODES[mode][0], ("sync",), profile=profile)
+    if profile == "frozen-offload":
+        kind = {**config, "file_backed": claims.file_backed_frozen}
+        return Scenario("smoke-frozen-offload", kind, ("start", "offload", "backload", "end"), profile=profile)
     return None

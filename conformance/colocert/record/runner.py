@@ -32,6 +32,7 @@ from colocert.record.manifest import (
     COMPLETE,
     DIED,
     HANG,
+    NOT_RUN,
     ControlRecord,
     ExplorationRecord,
     Options,
@@ -360,6 +361,8 @@ def _scenario(worker: Worker, scenario: Scenario, folder: Path, say: Callable[[s
         answer = worker.ask(job, patience=PATIENCE.get(scenario.profile, 1.0))
         if not answer.ok:
             status, detail = DIED, answer.detail
+        elif "not_run" in answer.body:
+            status, detail = NOT_RUN, answer.body["not_run"]
     except Lost as lost:
         status, detail = lost.status, lost.detail
     return ScenarioRecord(

@@ -2,7 +2,7 @@
 
 Knows how to show an event. Does not know rules, findings or files of golden transcripts. Leaves out everything that
 differs between two recordings of the same behaviour: numbers of events and calls, addresses, content tokens (a poison
-mark is kept), texts of exceptions; and the claims, which the certificate shows.
+mark is kept), texts of exceptions, measured memory; and the claims, which the certificate shows.
 
     call           trainer             sleep
       group-       world
@@ -104,7 +104,7 @@ def _depth(event: AnyEvent, depths: dict[int, int]) -> int:
 
 def _shown(event: AnyEvent) -> tuple[str, ...] | None:
     """The cells of an event: what, on what, which, and the rest. None for what a transcript leaves out."""
-    if isinstance(event, (ev.Header, ev.ClaimsStated)):
+    if isinstance(event, (ev.Header, ev.ClaimsStated, ev.MemorySeen)):
         return None
     show = _SHOW.get(type(event))
     return show(event) if show is not None else _any(event)
@@ -146,6 +146,16 @@ def _moved(verb: str, host: str) -> Callable[[Any], tuple[str, ...]]:
     return show
 
 
+def _module(e: ev.ModuleSeen) -> tuple[str, ...]:
+    found = f"the folder has seen: {', '.join(e.found)}" if e.found else ""
+    return ("module", "", "", f"{len(e.tensors)} tensors", f"{nbytes(e.frozen_bytes)} frozen", found)
+
+
+def _tensors(e: ev.TensorsSeen) -> tuple[str, ...]:
+    places = [held[0] for held in e.held.values()]
+    return ("tensors", e.when, "", ", ".join(f"{places.count(p)} {p}" for p in sorted(set(places))))
+
+
 def _fatal(e: ev.SaverFatal) -> tuple[str, ...]:
     return ("fatal", _tag(e.tag), e.alloc, e.op, e.reason, *(["partly"] if e.partial else []))
 
@@ -162,6 +172,22 @@ def _request(e: ev.RequestBegin) -> tuple[str, ...]:
     told = [*([] if e.ready else ["memory is released"]), *([] if e.valid else ["base is invalid"])]
     told += ["hits an older prefix"] if e.cached not in ("", e.content) else []
     return ("request", e.adapter, f"version {e.version}", *told)
+
+
+def _load(e: ev.EngineLoad) -> tuple[str, ...]:
+    notes = [nbytes(e.nbytes), *(["poisoned"] if e.poisoned else [])]
+    notes += [f"no place for {', '.join(e.unknown)}"] if e.unknown else []
+    return ("load", e.kind, e.adapter, f"{len(e.loaded)} tensors", *notes)
+
+
+def _state(stated: Mapping[str, Any]) -> str:
+    """The state of a payload's tensors: where they are, and whatever is not as it has to be."""
+    away = {owner: where for owner, where in stated["where"].items() if where != "device"}
+    told = [f"base={'valid' if stated['base_valid'] else 'not valid'}"]
+    told += [f"{owner}={where}" for owner, where in away.items()]
+    told += [f"delta={stated['delta']}"] if "delta" in stated else []
+    lists = ("base_differs", "outside_differs", "absent", "stale", "aliased")
+    return "  ".join([*told, *(f"{name}={_value(stated[name])}" for name in lists if stated.get(name))])
 
 
 def _any(event: AnyEvent) -> tuple[str, ...]:
@@ -207,6 +233,13 @@ _SHOW: Mapping[type, Callable[[Any], tuple[str, ...]]] = {
         " ".join(f"{tag}={'out' if out else 'in'}" for tag, out in sorted(e.released.items())),
     ),
     ev.Fault: lambda e: ("fault", e.point, e.when),
+    ev.EngineSession: lambda e: ("base session", "", "", e.op),
+    ev.EngineLoad: _load,
+    ev.Measured: lambda e: ("measured", e.what, "", facts(e.facts) if e.what == "levels" else _state(e.facts)),
     ev.Change: lambda e: ("world", e.what, "", facts(e.facts)),
+    ev.ModuleSeen: _module,
+    ev.TensorsSeen: _tensors,
+    ev.FolderSeen: lambda e: ("folder", e.by, "", ", ".join(sorted(e.files)) or "empty"),
+    ev.ProcessEnded: lambda e: ("process", e.how, "", *([f"in {e.during}"] if e.during else [])),
     ev.Note: lambda e: ("note", e.op, "", facts(e.facts)),
 }

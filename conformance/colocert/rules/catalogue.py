@@ -14,7 +14,17 @@ from typing import Any
 
 import msgspec
 
-from colocert.rules import adapter_sync, adapter_sync_served, group, handoff, handoff_state, lifecycle, recovery
+from colocert.rules import (
+    adapter_sync,
+    adapter_sync_served,
+    frozen_offload,
+    group,
+    handoff,
+    handoff_state,
+    lifecycle,
+    recovery,
+    sync_payload,
+)
 from colocert.rules.conditions import holds
 from colocert.rules.fold import BaseFold
 
@@ -115,7 +125,15 @@ def _folds(*modules: Any) -> dict[str, type[BaseFold]]:
 
 
 FOLDS: Mapping[str, type[BaseFold]] = _folds(
-    lifecycle, recovery, handoff, handoff_state, adapter_sync, adapter_sync_served, group
+    lifecycle,
+    recovery,
+    handoff,
+    handoff_state,
+    adapter_sync,
+    adapter_sync_served,
+    sync_payload,
+    frozen_offload,
+    group,
 )
 """The fold of each rule."""
 

@@ -305,6 +305,96 @@ class Change(Event, tag="rig.change"):
     facts: dict[str, Any] = {}
 
 
+class EngineSession(Event, tag="engine.session"):
+    """A session in which the engine takes base weights was opened or closed; `op` is open or close."""
+
+    op: str
+
+
+class EngineLoad(Event, tag="engine.load"):
+    """Weights arrived at the engine: `kind` is base or adapter; `poisoned`: some came from memory without contents.
+
+    `loaded` are the names that it took, `unknown` those that it had no place for.
+    """
+
+    kind: str
+    adapter: str
+    version: int
+    loaded: list[str]
+    unknown: list[str]
+    nbytes: int
+    poisoned: bool = False
+
+
+class Measured(Event, tag="measured"):
+    """What the rig saw when it looked at the tensors: their state `before` and `after` a sync, or `levels` after it."""
+
+    what: str
+    facts: dict[str, Any] = {}
+
+
+class ModuleSeen(Event, tag="module"):
+    """A process has a real module. `tensors`: by name [kind, layout, bytes, the first name of the same tensor].
+
+    Kinds are frozen, adapter, trained, buffer and fused; a layout is dtype and shape. `frozen_bytes` counts tied
+    tensors once; `storage_bytes` are those of the storages they lie in, which may be more. `found`: what else the
+    folder has seen before this process: planted, altered, killed, ended, alive.
+    """
+
+    tensors: dict[str, list[Any]]
+    frozen_bytes: int
+    storage_bytes: int
+    found: list[str] = []
+
+
+class TensorsSeen(Event, tag="tensors"):
+    """Where a process's tensors are and what they hold. `when`: built, changed, offload or backload.
+
+    By name [place, content, layout]. Places: device, file (a mapping of one), shared (a mapping of shared memory),
+    host, empty (no bytes where there were some) and none (a tensor of no bytes). No content: there is none to read.
+    """
+
+    when: str
+    held: dict[str, list[str]]
+
+
+class MemorySeen(Event, tag="memory"):
+    """What a call cost its process, measured in /proc. Bytes, except `open_files`.
+
+    `written`: to files, in this call. `peak` and `extra`: anonymous memory beyond what was there before the call, the
+    device's not counted, at its highest and after the call. `file_bytes`: files that the process has made, named or
+    not, as allocated on disk. `shared`: mappings of shared memory. `anonymous` and `locked`: that part of its file
+    mappings. `open_files`: descriptors more than when the process started.
+    """
+
+    method: str
+    written: int
+    peak: int
+    extra: int
+    file_bytes: int
+    shared: int
+    anonymous: int
+    locked: int
+    open_files: int
+
+
+class FolderSeen(Event, tag="folder"):
+    """The named files of the scenario's folder changed: name to content, all of them. `by`: a process, or the suite."""
+
+    by: str
+    files: dict[str, str]
+
+
+class ProcessEnded(Event, tag="process.end"):
+    """A process of the scenario ended: `how` is normal, killed (by the suite), or a signal or exit status.
+
+    `during`: the call it was in, "look" if its tensors were being read, or empty.
+    """
+
+    how: str
+    during: str = ""
+
+
 class Note(Event, tag="note"):
     """Something the adapter recorded with `rig.record`. A statement."""
 
@@ -346,6 +436,14 @@ AnyEvent = (
     | Believed
     | Fault
     | Change
+    | EngineSession
+    | EngineLoad
+    | Measured
+    | ModuleSeen
+    | TensorsSeen
+    | MemorySeen
+    | FolderSeen
+    | ProcessEnded
     | Note
 )
 

@@ -1,0 +1,173 @@
+"""Offload and backload beside what the disk and the memory do with the same bytes, alternating in one process.
+
+    python bench/frozen_offload.py [DIRECTORY] [MIB ...]
+
+Ours is the reference's offload over one torch storage whose device memory is paused and resumed, as under
+torch_memory_saver: `drop` leaves it to the saver, and a backload copies into memory that is there already. Beside it:
+the file's blocks reserved and then written from the tensor, a plain write to a new file, SkyRL 0.4.0's function where
+COLOCERT_SKYRL_PATH names its unpacked wheel, and a copy within memory. Nothing is synced to the disk. Medians
+of alternating rounds; peak is anonymous memory beyond that of the tensor, as the kit measures it. `second` is
+a backload from a mapping that was read before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from colocert.rig.frozen_module import MIB, FakeDevice
+from colocert.rig.frozen_probe import HighWater, make_memory_exact
+from colocert.rig.stubs import install
+from colocert_reference.offload import FrozenOffload
+from colocert_reference.real.frozen_tensors import StorageStore
+
+ROUNDS = 7
+CHUNK = 4 * MIB
+
+SKYRL = "skyrl.backends.skyrl_train.distributed.megatron.megatron_utils"
+Peer = Callable[[torch.Tensor, Path], Any]
+
+
+class PausedStore(StorageStore):
+    """A storage whose memory the saver pauses and resumes: neither call is ours."""
+
+    off = False
+
+    def resident(self) -> bool:
+        return not self.off
+
+    def drop(self) -> None:
+        self.off = True
+
+    def restore(self, content: memoryview) -> None:
+        self.off = False
+        self._raw().copy_(torch.frombuffer(content, dtype=torch.uint8))
+
+
+class Ours:
+    """A fresh offload a round, so that its file is written."""
+
+    def __init__(self, tensor: torch.Tensor, folder: Path) -> None:
+        stores = [PausedStore({"weight": tensor})]
+        self.offload = FrozenOffload(lambda: stores, directory=folder, chunk=CHUNK, report=sys.exit)
+
+
+def write(tensor: torch.Tensor, folder: Path, *, reserve: bool) -> Any:
+    """The bytes into a new file, from the tensor, in one call; returns the file, whose end is not timed."""
+    file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+    left = memoryview(tensor.numpy())
+    if reserve:
+        os.posix_fallocate(file.fileno(), 0, len(left))
+    while left:
+        left = left[file.write(left) :]
+    return file
+
+
+def skyrl() -> Peer | None:
+    """SkyRL's offload of one frozen tensor to a mapped file, from the tree that `COLOCERT_SKYRL_PATH` names.
+
+    Its packages' own `__init__` are left out: they ask for all of SkyRL.
+    """
+    tree = os.environ.get("COLOCERT_SKYRL_PATH")
+    if not tree:
+        print("without SkyRL: COLOCERT_SKYRL_PATH names no unpacked wheel")
+        return None
+    for package in accumulate(SKYRL.split(".")[:-1], "{0}.{1}".format):
+        sys.modules[package] = ModuleType(package)
+        sys.modules[package].__path__ = [str(Path(tree, *package.split(".")))]
+    install(["loguru"])
+    utils = importlib.import_module(SKYRL)
+
+    def offload(tensor: torch.Tensor, folder: Path) -> torch.nn.Parameter:
+        utils._FROZEN_OFFLOAD_DIR = str(folder)
+        parameter = torch.nn.Parameter(tensor, requires_grad=False)
+        if not utils._offload_frozen_param_to_file("weight", parameter):
+            sys.exit("SkyRL fell back to pinned memory")
+        return parameter
+
+    return offload
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds, and what the work made: it goes later."""
+    start = time.perf_counter()
+    made = work()
+    return time.perf_counter() - start, made
+
+
+def measure(mib: int, folder: Path, peer: Peer | None) -> None:
+    """Prints the rows of one size."""
+    tensor = torch.empty(mib * MIB, dtype=torch.uint8).random_()
+    plain = torch.empty(mib * MIB, dtype=torch.uint8).copy_(tensor)
+    target = torch.empty_like(plain).fill_(0)
+    times: dict[str, list[float]] = {}
+    for turn in range(ROUNDS + 1):
+        ours = Ours(tensor, folder)
+        works: dict[str, Callable[[], Any]] = {
+            "fallocate+write": lambda: write(plain, folder, reserve=True),
+            "offload": ours.offload.offload,
+            "write": lambda: write(plain, folder, reserve=False),
+            "repeated": ours.offload.offload,
+            "memcpy": lambda: target.copy_(plain),
+            "backload": ours.offload.backload,
+            "offloaded again": ours.offload.offload,
+            "memcpy again": lambda: target.copy_(plain),
+            "backload again": ours.offload.backload,
+        }
+        if peer is not None:
+            works["skyrl"] = partial(peer, plain, folder)
+        for name, work in works.items():
+            seconds, made = timed(work)
+            del made
+            if turn:
+                times.setdefault(name, []).append(seconds)
+        del ours, works
+    median = {name: statistics.median(values) for name, values in times.items()}
+    peak = highest(tensor, folder)
+    row(mib, "offload", median["offload"], "fallocate+write", median["fallocate+write"])
+    row(mib, "offload", median["offload"], "write", median["write"])
+    if "skyrl" in median:
+        row(mib, "offload", median["offload"], "skyrl 0.4.0", median["skyrl"])
+    row(mib, "backload", median["backload"], "memcpy", median["memcpy"])
+    row(mib, "second", median["backload again"], "memcpy", median["memcpy again"])
+    print(f"{mib:>6} repeated offload {median['repeated'] * 1e6:.0f} us; peak of an offload {peak / MIB:.1f} MiB")
+
+
+def row(mib: int, what: str, ours: float, beside: str, theirs: float) -> None:
+    rate, ratio = mib * MIB / ours / 1e9, ours / theirs
+    print(f"{mib:>6} {what:>9} {ours * 1e3:>8.1f} {rate:>6.1f}  {beside:<16} {theirs * 1e3:>8.1f} {ratio:>6.2f}")
+
+
+def highest(tensor: torch.Tensor, folder: Path) -> int:
+    """Bytes of anonymous memory that an offload takes at most."""
+    ours, water = Ours(tensor, folder), HighWater(FakeDevice())
+    before = water.now()
+    with water:
+        ours.offload.offload()
+    return water.highest - before
+
+
+def main(arguments: list[str]) -> None:
+    root: Any = arguments[0] if arguments else None
+    make_memory_exact()
+    peer = skyrl()
+    print(f"{'MiB':>6} {'ours':>9} {'ms':>8} {'GB/s':>6}  {'beside':<16} {'ms':>8} {'ratio':>6}")
+    with tempfile.TemporaryDirectory(dir=root) as folder:
+        for mib in map(int, arguments[1:] or (64, 512)):
+            measure(mib, Path(folder), peer)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
