@@ -60,6 +60,12 @@ FROZEN_SCENARIOS: tuple[Scenario, ...] = (
     _scenario("host-memory-large", "start", *CYCLE, *CYCLE, "end", needs="lora", file_backed=False, size="large"),
     _scenario("full-cycle", "start", *CYCLE, "train 2", *AGAIN, "end", needs="full_parameter", lora=False),
     _scenario(
+        "full-another-checkpoint",
+        *("start values=2", *CYCLE, "offload", "keep", "end", "plant", "start", *AGAIN, "end"),
+        needs="full_parameter",
+        lora=False,
+    ),
+    _scenario(
         "full-host-memory",
         "start",
         *CYCLE,
