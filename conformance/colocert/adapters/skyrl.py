@@ -10,12 +10,13 @@ version's workers move together; does not know any rule.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 from colocert.adapters.found import Framework
 from colocert.rig import Claims
+from colocert.rig.frozen_rig import FrozenRig
 from colocert.rig.sync_rig import POLICY, SyncRig
 from colocert.rig.workers import ADAPTERS, DEVICE, GRADS, HOST, MODEL, OPTIMIZER
 
@@ -213,6 +214,15 @@ class SkyRL:
     name = "skyrl"
     build_cost = "high"
     weight_sync = SkyRLSync
+
+    @property
+    def frozen_offload(self) -> Callable[[FrozenRig], Any]:
+        """The frozen-offload profile's factory; absent where the source has no such functions, or torch is absent."""
+        from colocert.adapters import skyrl_offload
+
+        if not skyrl_offload.can_be_driven():
+            raise AttributeError("frozen_offload: no Megatron offload at hand, or torch or numpy is not installed")
+        return skyrl_offload.SkyRLOffload
 
     @property
     def version(self) -> str:
