@@ -35,6 +35,25 @@ RED = {
 }
 """What 0.4.0 fails, after an error only; explained one by one in docs/certified.md."""
 
+OFFLOAD_RED = {
+    "FO-01": {"not-on-file"},
+    "FO-03": {"frozen-kept"},
+    "FO-04": {"not-in-host-memory"},
+    "FO-08": {"stale-copy"},
+    "FO-09": {"beyond-two-chunks"},
+    "FO-10": {"not-covered"},
+}
+"""What 0.4.0's frozen offload fails, likewise."""
+
+PR_2062 = "COLOCERT_SKYRL_PR2062_PATH"
+PR_2062_RED = {
+    **{rule: codes for rule, codes in OFFLOAD_RED.items() if rule != "FO-01"},
+    "FO-02": {"trusted-file"},
+    "FO-06": {"leftover-read"},
+    "FO-07": {"file-left"},
+}
+"""What PR 2062's at c3a70d344603 fails: it trusts what lies in the folder."""
+
 GREEN = {"AS-01", "AS-02", "AS-04", "AS-05", "AS-09", "AS-10", "AS-16"}
 
 
@@ -163,21 +182,29 @@ def test_an_offload_in_the_shape_of_its_own_is_judged_by_what_it_does(tree: Call
     assert {"FO-01", "FO-02", "FO-03", "FO-10", "FO-11", "FO-12"} <= met
 
 
-@pytest.fixture(scope="module")
-def verdict(tmp_path_factory: pytest.TempPathFactory) -> Judged:
-    given = os.environ.get(skyrl.SKYRL.variable)
-    root = Path(given) if given else CACHE
-    if not (root / "skyrl").is_dir():
-        pytest.skip("no skyrl 0.4.0 here: `make certify IMPL=skyrl` fetches it, or set COLOCERT_SKYRL_PATH")
+def judged(profile: str, root: Path, folder: Path, version: str = "") -> Judged:
+    """The verdict on the source in `root`, which is to have that version."""
     if sys.version_info < (3, 11):
-        pytest.skip("skyrl 0.4.0 needs Python 3.11 at least")
-    folder = tmp_path_factory.mktemp("skyrl")
+        pytest.skip("skyrl needs Python 3.11 at least")
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv(skyrl.SKYRL.variable, str(root))
-        if skyrl.implementation.version != "0.4.0":
-            pytest.skip(f"the known verdicts are those of skyrl 0.4.0 (got {skyrl.implementation.version})")
-        record("colocert.adapters.skyrl", folder, Options(profiles=("adapter-sync",), depth=0, controls=False))
+        if version and skyrl.implementation.version != version:
+            pytest.skip(f"the known verdicts are those of skyrl {version} (got {skyrl.implementation.version})")
+        record("colocert.adapters.skyrl", folder, Options(profiles=(profile,), depth=0, controls=False))
     return judge(Evidence(folder))
+
+
+@pytest.fixture(scope="module")
+def wheel() -> Path:
+    root = Path(os.environ.get(skyrl.SKYRL.variable) or CACHE)
+    if not (root / "skyrl").is_dir():
+        pytest.skip("no skyrl 0.4.0 here: `make certify IMPL=skyrl` fetches it, or set COLOCERT_SKYRL_PATH")
+    return root
+
+
+@pytest.fixture(scope="module")
+def verdict(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Judged:
+    return judged("adapter-sync", wheel, tmp_path_factory.mktemp("skyrl"), "0.4.0")
 
 
 class TestThePublishedWheel:
@@ -203,3 +230,32 @@ class TestThePublishedWheel:
 
     def test_every_rule_is_accounted_for(self, verdict: Judged) -> None:
         assert {r.id for r in verdict.rules if r.profile == "adapter-sync"} == set(RED) | GREEN
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+class TestTheFrozenOffload:
+    """The published functions over a real module and real files."""
+
+    def test_of_the_published_wheel(self, wheel: Path, tmp_path: Path) -> None:
+        self.check(judged("frozen-offload", wheel, tmp_path, "0.4.0"), OFFLOAD_RED)
+
+    def test_of_pr_2062(self, tmp_path: Path) -> None:
+        given = os.environ.get(PR_2062)
+        if not given or not Path(given, "skyrl").is_dir():
+            pytest.skip(f"{PR_2062} names no checkout of SkyRL's PR 2062 at c3a70d344603")
+        self.check(judged("frozen-offload", Path(given), tmp_path), PR_2062_RED)
+
+    @pytest.fixture(autouse=True)
+    def needed(self) -> None:
+        for module in ("torch", "numpy"):
+            pytest.importorskip(module)
+
+    def check(self, verdict: Judged, red: Mapping[str, set[str]]) -> None:
+        assert verdict.record.problem is None
+        rows = [row for row in verdict.rules if row.profile == "frozen-offload"]
+        codes = {row.id: {f.code for case in row.cases for f in case.findings} for row in rows}
+        assert {rule: found for rule, found in codes.items() if found} == red
+        assert {row.id: row.outcome for row in rows} == {
+            f"FO-{n:02}": "fail" if f"FO-{n:02}" in red else "pass" for n in range(1, 13)
+        }
