@@ -72,7 +72,7 @@ class SkyRLOffload:
     """The two functions over one chunk, called as `MegatronStrategy` calls them."""
 
     def __init__(self, rig: FrozenRig) -> None:
-        rig.stubs((*(name for name in STAND_INS if name != "numpy"), "megatron" if "megatron" in sys.modules else "!megatron"))
+        rig.stubs((*STAND_INS, "megatron" if "megatron" in sys.modules else "!megatron"))
         self.utils = SKYRL.load(MEGATRON)
         rig.patch((self.utils, "DDP"), Chunk)
         if hasattr(self.utils, "_FROZEN_OFFLOAD_DIR"):
