@@ -2,6 +2,7 @@
 
 Fits the wheel skyrl 0.4.0, the public main before it and the head of PR 2062, found in `COLOCERT_SKYRL_PATH` (a folder
 with an unpacked wheel or a checkout), else as an installed package. Needs neither torch nor Ray nor vLLM.
+The offload of frozen weights is in `skyrl_offload`.
 
 Real: `WorkerDispatch` with its residency flags, and `RemoteInferenceClient` with its sleep levels and weight version.
 Replaced by the rig: the actor groups, which move, compute and send; and the servers behind the client. Knows what each

@@ -19,7 +19,6 @@ from importlib.machinery import PathFinder
 from typing import Any
 
 from colocert.adapters.skyrl import MEGATRON, SKYRL, STAND_INS
-from colocert.rig.frozen_module import FakeDevice
 from colocert.rig.frozen_rig import FrozenRig
 
 DEVICE = "the rig's device"
@@ -97,21 +96,24 @@ def lead_to_device(rig: FrozenRig) -> None:
     cpu, to, contiguous = tensor.cpu, tensor.to, tensor.contiguous
 
     def moved(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return device.to_device(self) if args and args[0] is DEVICE else to(self, *args, **kwargs)
+        target = args[0] if args else kwargs.get("device")
+        if target is DEVICE:
+            return device.to_device(self)
+        off = isinstance(target, (str, torch.device)) and device.holds(self)
+        return device.to_host(self) if off else to(self, *args, **kwargs)
+
+    def on_host(self: Any, **kwargs: Any) -> Any:
+        return device.to_host(self) if device.holds(self) else cpu(self, **kwargs)
 
     def laid_out(self: Any, *args: Any, **kwargs: Any) -> Any:
         made = contiguous(self, *args, **kwargs)
         return device.adopt(made) if device.holds(self) and not device.holds(made) else made
 
     rig.patch((tensor, "is_cuda"), property(device.holds))
-    rig.patch((tensor, "cpu"), lambda self, **kwargs: _host(device, self, cpu))
+    rig.patch((tensor, "cpu"), on_host)
     rig.patch((tensor, "pin_memory"), lambda self, *args: self.clone())
     rig.patch((tensor, "to"), moved)
     rig.patch((tensor, "contiguous"), laid_out)
     rig.patch((torch.cuda, "current_device"), lambda: DEVICE)
     rig.patch((torch.distributed, "is_initialized"), lambda: True)
     rig.patch((torch.distributed, "get_rank"), lambda group=None: rig.rank)
-
-
-def _host(device: FakeDevice, tensor: Any, cpu: Any) -> Any:
-    return device.to_host(tensor) if device.holds(tensor) else cpu(tensor)
