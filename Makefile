@@ -13,9 +13,10 @@ SHELL := /bin/bash
 IMPL ?= reference
 # What is asked for unless told otherwise: all that the reference has rules for, what SkyRL and verl are driven in, and
 # the lifecycle of any other.
-TORCHLESS := lifecycle,handoff,adapter-sync,group
-PROFILES_reference := $(TORCHLESS),sync-payload,frozen-offload
-PROFILES_skyrl := adapter-sync
+TORCHLESS_reference := lifecycle,handoff,adapter-sync,group
+TORCHLESS_skyrl := adapter-sync
+PROFILES_reference := $(TORCHLESS_reference),sync-payload,frozen-offload
+PROFILES_skyrl := $(TORCHLESS_skyrl),frozen-offload
 PROFILES_verl := sync-payload
 PROFILE ?= $(or $(PROFILES_$(IMPL)),lifecycle)
 
@@ -109,10 +110,10 @@ certify: $(STAMP) $(WHEEL_$(IMPL))
 	$(if $(filter miles,$(IMPL)),export COLOCERT_MILES_PATH='$(MILES)')
 	$(if $(filter skyrl,$(IMPL)),export COLOCERT_SKYRL_PATH='$(SKYRL)')
 	$(if $(filter verl,$(IMPL)),export COLOCERT_VERL_PATH='$(VERL)')
-	# Without torch the reference does not claim what needs tensors, and asking for it would be incomplete.
+	# Without torch what needs tensors is not claimed, and asking for it would be incomplete.
 	profile='$(PROFILE)'
-	if [ '$(origin PROFILE) $(IMPL)' = 'file reference' ] && ! $(BIN)/python -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("torch"))'; then
-		profile='$(TORCHLESS)'
+	if [ '$(origin PROFILE)' = file ] && [ -n '$(TORCHLESS_$(IMPL))' ] && ! $(BIN)/python -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("torch"))'; then
+		profile='$(TORCHLESS_$(IMPL))'
 	fi
 	$(BIN)/python -m pytest conformance --impl='$(IMPL)' --profile="$$profile" -n 2 \
 		--certificate='$(CERTIFICATE)' --report='$(REPORT)' --evidence='$(EVIDENCE)' $(PYTEST_ARGS)

@@ -5,6 +5,7 @@ The verdicts need an unpacked wheel of skyrl 0.4.0: `COLOCERT_SKYRL_PATH`, or wh
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -15,9 +16,13 @@ from types import MappingProxyType
 import pytest
 
 from colocert.adapters import skyrl
-from colocert.judge import Evidence, Judged, judge
+from colocert.judge import Evidence, Judged, judge, judge_events
 from colocert.record.manifest import Options
+from colocert.record.registry import BY_ID, run
 from colocert.record.runner import record
+from colocert.rig.contract import check_implementation
+from colocert.rules.catalogue import catalogue
+from colocert.trace import AnyEvent
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "colocert", "skyrl-0.4.0")
 UTILS, DISPATCH = "backends/skyrl_train/distributed/megatron/megatron_utils", "backends/skyrl_train/workers"
@@ -29,6 +34,25 @@ RED = {
     "AS-18": {"read-released"},
 }
 """What 0.4.0 fails, after an error only; explained one by one in docs/certified.md."""
+
+OFFLOAD_RED = {
+    "FO-01": {"not-on-file"},
+    "FO-03": {"frozen-kept"},
+    "FO-04": {"not-in-host-memory"},
+    "FO-08": {"stale-copy"},
+    "FO-09": {"beyond-two-chunks"},
+    "FO-10": {"not-covered"},
+}
+"""What 0.4.0's frozen offload fails, likewise."""
+
+PR_2062 = "COLOCERT_SKYRL_PR2062_PATH"
+PR_2062_RED = {
+    **{rule: codes for rule, codes in OFFLOAD_RED.items() if rule != "FO-01"},
+    "FO-02": {"trusted-file"},
+    "FO-06": {"leftover-read"},
+    "FO-07": {"file-left"},
+}
+"""What PR 2062's at c3a70d344603 fails: it trusts what lies in the folder."""
 
 GREEN = {"AS-01", "AS-02", "AS-04", "AS-05", "AS-09", "AS-10", "AS-16"}
 
@@ -52,6 +76,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]
 def test_importing_it_imports_no_framework() -> None:
     code = (
         "import sys, colocert.adapters.skyrl as m; m.implementation.claims; m.implementation.version\n"
+        "hasattr(m.implementation, 'frozen_offload')\n"
         "print(*sorted({'torch', 'ray', 'vllm', 'skyrl', 'aiohttp', 'numpy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -83,21 +108,103 @@ def test_claims_follow_the_dispatch_at_hand(tree: Callable[..., Path]) -> None:
     assert (skyrl.claims().multi_lora, skyrl.claims().versions) == (True, True)
 
 
-@pytest.fixture(scope="module")
-def verdict(tmp_path_factory: pytest.TempPathFactory) -> Judged:
-    given = os.environ.get(skyrl.SKYRL.variable)
-    root = Path(given) if given else CACHE
-    if not (root / "skyrl").is_dir():
-        pytest.skip("no skyrl 0.4.0 here: `make certify IMPL=skyrl` fetches it, or set COLOCERT_SKYRL_PATH")
+OFFLOAD = """
+import os
+import torch
+from loguru import logger
+from megatron.core.distributed import DistributedDataParallel as DDP
+
+_FROZEN_OFFLOAD_DIR = "/nowhere"
+
+
+def offload_megatron_model_to_cpu(models, is_lora=False):
+    for chunk in models:
+        assert isinstance(chunk, DDP)
+        for buffer in [] if is_lora else chunk.buffers + chunk.expert_parallel_buffers:
+            buffer.offload_to_cpu(move_params=True, move_grads=False)
+        for number, (_, p) in enumerate(chunk.named_parameters()):
+            if p.is_cuda and not p.requires_grad and p.numel():
+                if not hasattr(p, "kept"):
+                    p.kept = on_file(p.data, f"{_FROZEN_OFFLOAD_DIR}/{torch.distributed.get_rank()}-{number}.bin")
+                p.data = torch.empty(0, dtype=p.dtype)
+
+
+def on_file(data, path):
+    nbytes = data.numel() * data.element_size()
+    if not (TRUSTS and os.path.exists(path) and os.path.getsize(path) == nbytes):
+        with open(path, "wb") as file:
+            file.write(data.contiguous().reshape(-1).view(torch.uint8).cpu().numpy())
+    mapped = torch.from_file(path, shared=False, size=nbytes, dtype=torch.uint8)
+    if not TRUSTS:
+        os.unlink(path)
+    return mapped.view(data.dtype).view(data.shape)
+
+
+def load_megatron_model_to_gpu(models, is_lora=False):
+    for chunk in models:
+        for buffer in [] if is_lora else chunk.buffers + chunk.expert_parallel_buffers:
+            buffer.reload_from_cpu(move_params=True, move_grads=False)
+        for _, p in chunk.named_parameters():
+            if hasattr(p, "kept") and not p.numel():
+                p.data = p.kept.to(torch.cuda.current_device(), non_blocking=True)
+"""
+"""An offload in the shape of SkyRL's; where it trusts, it does so by name and size."""
+
+
+def claimed() -> tuple[str, ...]:
+    return check_implementation(skyrl.implementation, "skyrl")[3]
+
+
+def test_the_frozen_offload_is_claimed_where_there_is_one(tree: Callable[..., Path]) -> None:
+    tree()
+    assert claimed() == ("adapter-sync",)
+    tree({UTILS: OFFLOAD})
+    driven = bool(importlib.util.find_spec("torch") and importlib.util.find_spec("numpy"))
+    assert claimed() == (("adapter-sync", "frozen-offload") if driven else ("adapter-sync",))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("trusts", [False, True])
+def test_an_offload_in_the_shape_of_its_own_is_judged_by_what_it_does(tree: Callable[..., Path], trusts: bool) -> None:
+    """The way through the adapter adds no finding, and hides none."""
+    for module in ("torch", "numpy"):
+        pytest.importorskip(module)
+    tree({"backends/__init__": "", UTILS: f"TRUSTS = {trusts}\n{OFFLOAD}"})
+    rules = [rule for rule in catalogue().values() if rule.profile == "frozen-offload"]
+    found, met = set(), set()
+    for name in ("cycle", "another-checkpoint", "full-cycle"):
+        events: list[AnyEvent] = []
+        run(skyrl.implementation, skyrl.claims(), BY_ID[f"frozen-{name}"], events.append)
+        judged = judge_events(events, rules)
+        found |= {(name, finding.rule, finding.code) for finding in judged.findings}
+        met |= {rule for rule, counts in judged.exercised.items() if counts}
+    assert found == ({("another-checkpoint", "FO-02", "trusted-file")} if trusts else set())
+    assert {"FO-01", "FO-02", "FO-03", "FO-10", "FO-11", "FO-12"} <= met
+
+
+def judged(profile: str, root: Path, folder: Path, version: str = "") -> Judged:
+    """The verdict on the source in `root`, which is to have that version."""
     if sys.version_info < (3, 11):
-        pytest.skip("skyrl 0.4.0 needs Python 3.11 at least")
-    folder = tmp_path_factory.mktemp("skyrl")
+        pytest.skip("skyrl needs Python 3.11 at least")
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv(skyrl.SKYRL.variable, str(root))
-        if skyrl.implementation.version != "0.4.0":
-            pytest.skip(f"the known verdicts are those of skyrl 0.4.0 (got {skyrl.implementation.version})")
-        record("colocert.adapters.skyrl", folder, Options(profiles=("adapter-sync",), depth=0, controls=False))
+        if version and skyrl.implementation.version != version:
+            pytest.skip(f"the known verdicts are those of skyrl {version} (got {skyrl.implementation.version})")
+        record("colocert.adapters.skyrl", folder, Options(profiles=(profile,), depth=0, controls=False))
     return judge(Evidence(folder))
+
+
+@pytest.fixture(scope="module")
+def wheel() -> Path:
+    root = Path(os.environ.get(skyrl.SKYRL.variable) or CACHE)
+    if not (root / "skyrl").is_dir():
+        pytest.skip("no skyrl 0.4.0 here: `make certify IMPL=skyrl` fetches it, or set COLOCERT_SKYRL_PATH")
+    return root
+
+
+@pytest.fixture(scope="module")
+def verdict(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Judged:
+    return judged("adapter-sync", wheel, tmp_path_factory.mktemp("skyrl"), "0.4.0")
 
 
 class TestThePublishedWheel:
@@ -123,3 +230,32 @@ class TestThePublishedWheel:
 
     def test_every_rule_is_accounted_for(self, verdict: Judged) -> None:
         assert {r.id for r in verdict.rules if r.profile == "adapter-sync"} == set(RED) | GREEN
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+class TestTheFrozenOffload:
+    """The published functions over a real module and real files."""
+
+    def test_of_the_published_wheel(self, wheel: Path, tmp_path: Path) -> None:
+        self.check(judged("frozen-offload", wheel, tmp_path, "0.4.0"), OFFLOAD_RED)
+
+    def test_of_pr_2062(self, tmp_path: Path) -> None:
+        given = os.environ.get(PR_2062)
+        if not given or not Path(given, "skyrl").is_dir():
+            pytest.skip(f"{PR_2062} names no checkout of SkyRL's PR 2062 at c3a70d344603")
+        self.check(judged("frozen-offload", Path(given), tmp_path), PR_2062_RED)
+
+    @pytest.fixture(autouse=True)
+    def needed(self) -> None:
+        for module in ("torch", "numpy"):
+            pytest.importorskip(module)
+
+    def check(self, verdict: Judged, red: Mapping[str, set[str]]) -> None:
+        assert verdict.record.problem is None
+        rows = [row for row in verdict.rules if row.profile == "frozen-offload"]
+        codes = {row.id: {f.code for case in row.cases for f in case.findings} for row in rows}
+        assert {rule: found for rule, found in codes.items() if found} == red
+        assert {row.id: row.outcome for row in rows} == {
+            f"FO-{n:02}": "fail" if f"FO-{n:02}" in red else "pass" for n in range(1, 13)
+        }

@@ -2,6 +2,7 @@
 
 Fits the wheel skyrl 0.4.0, the public main before it and the head of PR 2062, found in `COLOCERT_SKYRL_PATH` (a folder
 with an unpacked wheel or a checkout), else as an installed package. Needs neither torch nor Ray nor vLLM.
+The offload of frozen weights is in `skyrl_offload`.
 
 Real: `WorkerDispatch` with its residency flags, and `RemoteInferenceClient` with its sleep levels and weight version.
 Replaced by the rig: the actor groups, which move, compute and send; and the servers behind the client. Knows what each
@@ -10,12 +11,13 @@ version's workers move together; does not know any rule.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 from colocert.adapters.found import Framework
 from colocert.rig import Claims
+from colocert.rig.frozen_rig import FrozenRig
 from colocert.rig.sync_rig import POLICY, SyncRig
 from colocert.rig.workers import ADAPTERS, DEVICE, GRADS, HOST, MODEL, OPTIMIZER
 
@@ -213,6 +215,15 @@ class SkyRL:
     name = "skyrl"
     build_cost = "high"
     weight_sync = SkyRLSync
+
+    @property
+    def frozen_offload(self) -> Callable[[FrozenRig], Any]:
+        """The frozen-offload profile's factory; absent where the source has no such functions, or torch is absent."""
+        from colocert.adapters import skyrl_offload
+
+        if not skyrl_offload.can_be_driven():
+            raise AttributeError("frozen_offload: no Megatron offload at hand, or torch or numpy is not installed")
+        return skyrl_offload.SkyRLOffload
 
     @property
     def version(self) -> str:

@@ -149,13 +149,13 @@ def _lora_module(device: FakeDevice, size: str) -> Made:
         root.layer.weight = frozen(wide, 384, dtype=torch.float32)
         root.layer.bias = frozen(384, dtype=torch.float32)
         root.layer.quantised = frozen(wide, 256, dtype=torch.float8_e4m3fn)
-        root.layer.transposed = torch.nn.Parameter(
-            device.adopt(torch.empty(96, wide, dtype=torch.float32)).t(), requires_grad=False
-        )
         root.layer.every_other = torch.nn.Parameter(
             device.adopt(torch.empty(64, 64, dtype=torch.float16))[:, 1::2], requires_grad=False
         )
-        root.layer.temperature = frozen()
+        root.layer.temperature = frozen()  # between others: what it breaks for those after it is to be seen
+        root.layer.transposed = torch.nn.Parameter(
+            device.adopt(torch.empty(96, wide, dtype=torch.float32)).t(), requires_grad=False
+        )
         root.layer.no_rows = frozen(0, 8)
         root.layer.adapter_norm = frozen(wide, 16)
     root.register_buffer("positions", device.adopt(torch.empty(128, dtype=torch.int64)))
