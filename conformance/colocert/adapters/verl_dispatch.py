@@ -1,0 +1,325 @@
+"""verl's weight sync as a dispatch: who is on the device, what is exported, and what the rollout then serves.
+
+Fits the wheel verl 0.9.1, as `colocert.adapters.verl` finds it. No GPU, no vLLM, no tensors.
+
+Real: `CheckpointEngineManager.update_weights`, `ActorRolloutRefWorker.update_weights`, both engines
+(`get_per_tensor_param`, `to`, `train_mode`, `eval_mode`), megatron's offload and onload functions with what they decide
+by, `ServerAdapter.resume` and `update_weights`, and `CheckpointEngineWorker.update_weights`. Replaced by the rig: the
+tensors below these functions, FSDP's own moves, the bridge that exports, the transports, and the server behind the
+rollout. Knows what verl calls; does not know any rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from colocert.adapters import verl
+from colocert.adapters.verl_memory import FlatModule, FlatOptimizer, Module, Optimizer, Pinned, Wrapped
+from colocert.rig.sync_rig import POLICY, SyncRig
+from colocert.rig.workers import DEVICE, GRADS, HOST, MODEL, OPTIMIZER, WorkerGroup
+
+FSDP, MANAGER = "verl.workers.engine.fsdp.transformer_impl", "verl.checkpoint_engine.base"
+MEMORY = "verl.utils.megatron_utils"
+
+
+class Call:
+    """A call of a remote actor, made when it is awaited."""
+
+    def __init__(self, made: Callable[[], Any]) -> None:
+        self.made = made
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        made = self.made()
+        return (yield from made.__await__()) if isinstance(made, Awaitable) else made
+
+
+class Handle:
+    """`handle.method.remote(...)`, as Ray's."""
+
+    def __init__(self, actor: object) -> None:
+        self.actor = actor
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.actor, name)
+        return SimpleNamespace(remote=lambda *args, **kwargs: Call(lambda: method(*args, **kwargs)))
+
+
+def get(calls: Iterable[Awaitable[Any]]) -> list[Any]:
+    """As `ray.get`: the results, in order. Nothing here waits for anything else."""
+    results = []
+    for call in calls:
+        try:
+            next(call.__await__())
+        except StopIteration as done:
+            results.append(done.value)
+        else:
+            raise RuntimeError("a call of an actor must end without waiting here")
+    return results
+
+
+class Server:
+    """vLLM's server and the replica before it, in the file vllm_rollout/vllm_async_server.py. One of each."""
+
+    workers = ()
+
+    def __init__(self, sync: VerlDispatch) -> None:
+        self.sync, self.engine = sync, sync.rig.engine
+
+    async def wake_up(self, tags: list[str]) -> None:
+        """Lines 836-841."""
+        self.engine.resume(tags)
+        self.engine.flush()
+
+    async def sleep(self) -> None:
+        """Lines 853-858. The depth is not told apart."""
+        self.engine.release()
+
+    async def clear_kv_cache(self) -> None:
+        """Lines 864-873."""
+        self.engine.flush()
+
+    async def release_kv_cache(self) -> None:
+        """Lines 882-883: all is released, and the weights come back."""
+        self.engine.release()
+        self.engine.resume(["weights"])
+
+    async def resume_kv_cache(self) -> None:
+        """Lines 891-892."""
+        self.engine.resume(["kv_cache"])
+        self.engine.flush()
+
+    async def abort_all_requests(self, reject_request: bool = False) -> None:
+        self.engine.drain()
+
+    async def resume_generation(self) -> None:
+        self.engine.admit()
+
+    async def set_global_steps(self, global_steps: int) -> None:
+        """Line 924. It starts with none, so the first step is one more than that."""
+        self.engine.serve(self.sync.loaded, global_steps + 1)
+
+    async def collective_rpc(self, method: str, timeout: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        """`update_weights_from_ipc` in the workers: an adapter where it comes with its configuration, else a base."""
+        only = bool(kwargs.get("peft_config")) and bool(kwargs.get("base_sync_done"))
+        self.sync.loaded = self.sync.rig.config.adapters[0] if only else ""
+        self.engine.load("adapter" if only else "base", self.sync.sent, self.sync.loaded)
+
+
+class Group:
+    """A worker group of one worker."""
+
+    world_size = 1
+
+    def __init__(self, update_weights: Callable[..., Awaitable[Any]]) -> None:
+        self.update = update_weights
+
+    def update_weights(self, **kwargs: Any) -> list[Awaitable[Any]]:
+        return [Call(lambda: self.update(**kwargs))]
+
+    def execute_checkpoint_engine(self, method: list[str]) -> list[Awaitable[Any]]:
+        return [Call(lambda: None)]
+
+
+class Transport:
+    """The bucket between two processes on a device, and the checkpoint engine between two devices: what goes in."""
+
+    def __init__(self, sync: VerlDispatch) -> None:
+        self.sync = sync
+
+    async def async_send_weights(self, weights: Any) -> None:
+        self.sync.sent = {name: content async for name, content in self.sync.each(weights)}
+
+    async def send_weights(self, weights: Any, global_steps: int | None = None) -> None:
+        self.sync.carried = [item async for item in self.sync.each(weights)]
+
+    async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, str]]:
+        for item in self.sync.carried:
+            yield item
+
+
+class VerlDispatch:
+    """The hybrid worker with its roles' engines and its rollout, and the manager before them."""
+
+    def __init__(self, rig: SyncRig) -> None:
+        self.rig, self.steps = rig, 0
+        self.sent: dict[str, str] = {}
+        self.carried: list[tuple[str, str]] = []
+        self.loaded = ""
+        rig.stubs(verl.STAND_INS)
+        verl.presets()
+        self.worker_module, self.manager_module = verl.VERL.load(verl.WORKER), verl.VERL.load(MANAGER)
+        self.rollout_module = verl.VERL.load(f"{verl.ROLLOUT}.vllm_rollout")
+        self.each = self.manager_module.ensure_async_iterator
+        fsdp = rig.config.strategy == "fsdp"
+        self.engine_module = verl.VERL.load(FSDP if fsdp else verl.ENGINE)
+        self._patches()
+        (self._patch_fsdp if fsdp else self._patch_megatron)()
+        made = self._fsdp if fsdp else self._megatron
+        self.engines = {role: made(role, worker) for role, worker in rig.workers.items()}
+        self.worker, self.manager = self._worker(), self._manager()
+
+    # ---- what is replaced
+
+    def _patches(self) -> None:
+        rig, quiet = self.rig, SimpleNamespace(empty_cache=lambda: None, synchronize=lambda: None)
+        for module in (self.worker_module, self.engine_module):
+            rig.patch((module, "log_gpu_memory_usage"), lambda *args, **kwargs: None)
+        rig.patch((self.worker_module, "get_torch_device"), lambda: quiet)
+        rig.patch((self.worker_module, "set_expandable_segments"), lambda enable: None)
+        rig.patch((self.worker_module, "asyncio"), SimpleNamespace(to_thread=verl._done))
+        rig.patch((self.engine_module, "get_device_name"), lambda: "cuda")
+        rig.patch("verl.workers.engine.base.get_device_name", lambda: "cuda")
+        rig.patch((self.manager_module, "ray"), SimpleNamespace(get=get))
+        rig.patch((self.manager_module, "RayClassWithInitArgs"), lambda cls: None)
+        rig.patch((self.manager_module, "RayWorkerGroup"), self._receivers)
+        rig.patch((self.rollout_module, "BucketedWeightSender"), lambda **kwargs: Transport(self))
+
+    def _patch_megatron(self) -> None:
+        rig, memory = self.rig, verl.VERL.load(MEMORY)
+        rig.patch((memory, "torch"), SimpleNamespace(empty=Pinned))
+        rig.patch((memory, "DDP"), Wrapped)
+        rig.patch((memory, "get_device_id"), lambda: "cuda")
+        rig.patch((memory, "get_torch_device"), lambda: SimpleNamespace(empty_cache=lambda: None))
+        rig.patch((memory, "get_global_memory_buffer"), lambda: SimpleNamespace(buffer={}))
+        rig.patch((self.engine_module, "build_peft_config_for_vllm"), lambda lora: {"r": 8})
+
+    def _patch_fsdp(self) -> None:
+        """FSDP1: `flat_param_to` moves all that the module holds."""
+        for name, kind, to in (
+            ("load_fsdp_model_to_gpu", MODEL, DEVICE),
+            ("offload_fsdp_model_to_cpu", MODEL, HOST),
+            ("load_fsdp_optimizer", OPTIMIZER, DEVICE),
+            ("offload_fsdp_optimizer", OPTIMIZER, HOST),
+        ):
+            self.rig.patch((self.engine_module, name), _moves(kind, to))
+        for name in ("get_ulysses_sequence_parallel_group", "set_ulysses_sequence_parallel_group"):
+            self.rig.patch((self.engine_module, name), lambda *args: None)
+
+        def collect(module: FlatModule, layered_summon: bool, base_sync_done: bool) -> dict[str, str]:
+            return module.worker.send("adapter" if base_sync_done else "base")
+
+        self.rig.patch((self.engine_module, "collect_lora_params"), collect)
+        self.rig.patch((self.engine_module, "replace_lora_wrapper"), lambda name, config: name)
+        self.rig.patch((self.engine_module, "unfuse_moe_params"), lambda weights, model_type: weights)
+        self.rig.patch((self.engine_module, "get_device_id"), lambda: "cuda")
+        self.rig.patch((self.engine_module, "fsdp_version"), lambda module: 1)
+
+    # ---- the framework's objects
+
+    def _engine(self, name: str, role: str) -> Any:
+        """With offload where the roles share the device, and none where they do not."""
+        engine, config = object.__new__(getattr(self.engine_module, name)), self.rig.config
+        engine._is_offload_param = engine._is_offload_optimizer = config.colocated
+        lora = {"merge": config.merge_lora, "rank": 8} if self._lora(role) else {}
+        engine.model_config = SimpleNamespace(lora=lora, hf_config=SimpleNamespace(model_type="model"))
+        engine._qat_enabled, engine.mode = False, None
+        return engine
+
+    def _megatron(self, role: str, worker: WorkerGroup) -> Any:
+        engine = self._engine("MegatronEngine", role)
+        engine.module = [Wrapped(worker) if OPTIMIZER in worker.kinds else Module(worker)]
+        engine.optimizer = Optimizer(worker) if OPTIMIZER in worker.kinds else None
+        engine.peft_cls = object() if self._lora(role) else None
+        engine.vanilla_bridge, engine._hf_export_tasks = False, []
+
+        def adapter(module: Any) -> Iterator[tuple[str, str]]:
+            yield from worker.send("adapter").items()
+
+        def full(module: Any, conversion_tasks: Any, merge_adapter_weights: bool = True) -> Iterator[tuple[str, str]]:
+            yield from worker.send("merged" if self._lora(role) and merge_adapter_weights else "base").items()
+
+        engine.bridge = SimpleNamespace(export_adapter_weights=adapter, export_hf_weights=full)
+        return engine
+
+    def _fsdp(self, role: str, worker: WorkerGroup) -> Any:
+        engine = self._engine("FSDPEngine", role)
+        engine.module, engine.optimizer = FlatModule(worker, self._lora(role)), None
+        if OPTIMIZER in worker.kinds:
+            engine.optimizer = FlatOptimizer(worker)
+        engine._uses_fsdp2_cpu_offload_policy, engine.ulysses_parallel_group = False, None
+        engine.engine_config = SimpleNamespace(fsdp_size=1, forward_only=False)
+        return engine
+
+    def _lora(self, role: str) -> bool:
+        return self.rig.config.lora and role == POLICY
+
+    def _worker(self) -> Any:
+        rig, config = self.rig, self.rig.config
+        self.server = Server(self)
+        self.rollout = object.__new__(self.rollout_module.ServerAdapter)
+        engine = verl.Options(backend="naive" if config.colocated else "nccl", update_weights_bucket_megabytes=1)
+        self.rollout.config = verl.Options(name="vllm", free_cache_engine=True, checkpoint_engine=engine)
+        self.rollout.server_handle, self.rollout._has_server = Handle(self.server), True
+        self.rollout.use_shm, self.rollout.zmq_handle = False, ""
+        self.rollout.replica_rank = self.rollout.rollout_rank = 0
+        self.rollout.sleep_level = 2
+        worker = object.__new__(self.worker_module.ActorRolloutRefWorker)
+        worker.config = verl.Options(rollout=self.rollout.config)
+        worker.actor, worker.rollout = SimpleNamespace(engine=self.engines[POLICY]), self.rollout
+        worker.checkpoint_engine = Transport(self)
+        worker.layered_summon, worker.peft_merge = False, config.merge_lora
+        worker.base_sync_done = rig.engine.base_valid  # "dummy" not in rollout.load_format
+        return worker
+
+    def _manager(self) -> Any:
+        manager = object.__new__(self.manager_module.CheckpointEngineManager)
+        manager.backend = self.rollout.config.checkpoint_engine.backend
+        sends = self.worker_module.ActorRolloutRefWorker.update_weights
+        manager.actor_wg = Group(lambda **kwargs: sends(self.worker, **kwargs))
+        manager.replicas, manager.build_process_group = [self.server], lambda rollout: None
+        return manager
+
+    def _receivers(self, worker_handles: Any, ray_cls_with_init: Any) -> Group:
+        """Beside each engine worker, one that receives and passes on."""
+        worker = object.__new__(self.manager_module.CheckpointEngineWorker)
+        worker.checkpoint_engine, worker.server_adapter = Transport(self), self.rollout
+        return Group(lambda **kwargs: self.manager_module.CheckpointEngineWorker.update_weights(worker, **kwargs))
+
+    # ---- the calls
+
+    def after_build(self) -> None:
+        """What `initialize()` ends with (megatron/transformer_impl.py:638, 651-656)."""
+        for engine in self.engines.values():
+            offload, trains = engine.is_param_offload_enabled, engine.optimizer is not None
+            optimizer = trains and engine.is_optimizer_offload_enabled
+            engine.to(device="cpu", model=offload, optimizer=optimizer, grad=offload and trains)
+
+    def train_step(self) -> None:
+        """As `TrainingWorker.train_mini_batch` (engine_workers.py), whose step is the worker's."""
+        worker = self.rig.workers[POLICY]
+        with self.engines[POLICY].train_mode(disable_auto_offload=False):
+            if self.rig.config.strategy == "fsdp":
+                worker.move(GRADS, DEVICE)
+            worker.train()
+        self.steps += 1
+
+    def forward(self, role: str) -> None:
+        """As `TrainingWorker.infer_batch`."""
+        with self.engines[role].eval_mode(disable_auto_offload=False):
+            self.rig.workers[role].forward()
+
+    async def sync(self, adapter: str | None = None) -> None:
+        """As the trainers (v1/trainer_colocate_async.py:36-48): a rollout on the trainer's device sleeps before it."""
+        engine, shared = self.rig.engine, self.rig.config.colocated
+        if shared and not engine.released:
+            if self.rig.config.overlap:
+                await self.manager.abort_replicas()
+            await self.server.sleep()
+        await self.manager.update_weights(self.steps)
+        if not engine.admitting:
+            await self.server.resume_generation()
+
+    def believed(self) -> dict[tuple[str, str], bool]:
+        """verl keeps no flag: its functions look at the storages."""
+        return {}
+
+
+def _moves(kind: str, to: str) -> Callable[..., None]:
+    """A function of FSDP's, given a module or an optimizer."""
+
+    def move(held: Any, *args: Any) -> None:
+        held.worker.move(kind, to)
+
+    return move
