@@ -16,7 +16,7 @@ IMPL ?= reference
 TORCHLESS := lifecycle,handoff,adapter-sync,group
 PROFILES_reference := $(TORCHLESS),sync-payload,frozen-offload
 PROFILES_skyrl := adapter-sync
-PROFILES_verl := sync-payload
+PROFILES_verl := adapter-sync,sync-payload
 PROFILE ?= $(or $(PROFILES_$(IMPL)),lifecycle)
 
 CERTIFICATE ?= build/certificate.json

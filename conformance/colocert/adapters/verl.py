@@ -44,13 +44,13 @@ CLAIMS = Claims(
     peak_device=frozenset(),
     gpu_peak_with_critic=False,
     engine_releases=frozenset({"weights", "kv_cache"}),
-    resident_while_released=frozenset(),
-    adapter_source="host",  # pinned; it comes to the device without the base (megatron_utils.py:742-766, 827-833)
+    resident_while_released=frozenset(),  # adapters and gradients leave too (megatron_utils.py:721-773)
+    adapter_source="host",  # pinned; it comes to the device without the base (megatron_utils.py:742-766, 827-837)
     file_backed_frozen=False,
-    versions=True,  # global_steps (vllm_rollout.py:230, vllm_async_server.py:926)
+    versions=True,  # global_steps (vllm_rollout.py:250, vllm_async_server.py:924-926)
     base_requests_in_lora_mode=False,
     sync_strategies=frozenset({"adapter", "merged", "full", "fsdp"}),  # of either engine (get_per_tensor_param)
-    disaggregated=True,  # checkpoint_engine.backend (engine_workers.py:753-763)
+    disaggregated=True,  # checkpoint_engine.backend (engine_workers.py:755-766)
     replacement=False,
     retained_backup=False,
     gradients_traced=False,
@@ -158,7 +158,7 @@ class VerlSync:
             rig.patch((module, "log_gpu_memory_usage"), lambda *args, **kwargs: None)
         rig.patch((self.worker_module, "get_torch_device"), lambda: quiet)
         rig.patch((self.worker_module, "set_expandable_segments"), lambda enable: None)
-        rig.patch((self.worker_module, "asyncio"), SimpleNamespace(to_thread=_done))
+        rig.patch((self.worker_module, "asyncio"), SimpleNamespace(to_thread=done))
         rig.patch((self.engine_module, "get_device_name"), lambda: "cuda")
         rig.patch((self.engine_module, "offload_megatron_model_to_cpu"), lambda module: trainer.offload())
 
@@ -245,7 +245,7 @@ class VerlSync:
         """verl resumes weights in the sync."""
 
 
-async def _done(*args: Any) -> None:
+async def done(*args: Any) -> None:
     """What waits for other ranks: there is one."""
 
 

@@ -168,7 +168,7 @@ class VerlDispatch:
             rig.patch((module, "log_gpu_memory_usage"), lambda *args, **kwargs: None)
         rig.patch((self.worker_module, "get_torch_device"), lambda: quiet)
         rig.patch((self.worker_module, "set_expandable_segments"), lambda enable: None)
-        rig.patch((self.worker_module, "asyncio"), SimpleNamespace(to_thread=verl._done))
+        rig.patch((self.worker_module, "asyncio"), SimpleNamespace(to_thread=verl.done))
         rig.patch((self.engine_module, "get_device_name"), lambda: "cuda")
         rig.patch("verl.workers.engine.base.get_device_name", lambda: "cuda")
         rig.patch((self.manager_module, "ray"), SimpleNamespace(get=get))
@@ -280,14 +280,14 @@ class VerlDispatch:
     # ---- the calls
 
     def after_build(self) -> None:
-        """What `initialize()` ends with (megatron/transformer_impl.py:638, 651-656)."""
+        """What `initialize()` ends with (megatron/transformer_impl.py:605, 650-655)."""
         for engine in self.engines.values():
             offload, trains = engine.is_param_offload_enabled, engine.optimizer is not None
             optimizer = trains and engine.is_optimizer_offload_enabled
             engine.to(device="cpu", model=offload, optimizer=optimizer, grad=offload and trains)
 
     def train_step(self) -> None:
-        """As `TrainingWorker.train_mini_batch` (engine_workers.py), whose step is the worker's."""
+        """As `TrainingWorker.train_mini_batch` (engine_workers.py:282), whose step is the worker's."""
         worker = self.rig.workers[POLICY]
         with self.engines[POLICY].train_mode(disable_auto_offload=False):
             if self.rig.config.strategy == "fsdp":
@@ -296,7 +296,7 @@ class VerlDispatch:
         self.steps += 1
 
     def forward(self, role: str) -> None:
-        """As `TrainingWorker.infer_batch`."""
+        """As `TrainingWorker.infer_batch` (engine_workers.py:422)."""
         with self.engines[role].eval_mode(disable_auto_offload=False):
             self.rig.workers[role].forward()
 
