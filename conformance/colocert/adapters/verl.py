@@ -6,7 +6,8 @@ installed package. Needs torch, ray, peft and transformers; no GPU, no vLLM.
 Real: `ActorRolloutRefWorker.update_weights` (mode naive), `MegatronEngine.get_per_tensor_param` and `to`, and in the
 rollout's process `vLLMColocateWorkerExtension.update_weights_from_ipc`, with its copies and its naming. Replaced by the
 rig: Megatron's memory, the bridge that exports, the ZeroMQ bucket between the processes (one small buffer here, used
-again and again), vLLM's model and LoRA manager. Knows what verl calls; does not know any rule.
+again and again), vLLM's model and LoRA manager. Knows what verl calls; does not know any rule. Who is on the device
+during a sync is driven by `colocert.adapters.verl_dispatch`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Fits the wheel verl 0.9.1, as `colocert.adapters.verl` finds it. No GPU, no vLLM
 
 Real: `CheckpointEngineManager.update_weights`, `ActorRolloutRefWorker.update_weights`, both engines
 (`get_per_tensor_param`, `to`, `train_mode`, `eval_mode`), megatron's offload and onload functions with what they decide
-by, `ServerAdapter.resume` and `update_weights`, and `CheckpointEngineWorker.update_weights`. Replaced by the rig: the
+by, `collect_lora_params`, `ServerAdapter.resume` and `update_weights`, and `CheckpointEngineWorker.update_weights`. Replaced by the rig: the
 tensors below these functions, FSDP's own moves, the bridge that exports, the transports, and the server behind the
 rollout. Knows what verl calls; does not know any rule.
 """
@@ -12,6 +12,7 @@ rollout. Knows what verl calls; does not know any rule.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -197,10 +198,12 @@ class VerlDispatch:
         for name in ("get_ulysses_sequence_parallel_group", "set_ulysses_sequence_parallel_group"):
             self.rig.patch((self.engine_module, name), lambda *args: None)
 
-        def collect(module: FlatModule, layered_summon: bool, base_sync_done: bool) -> dict[str, str]:
-            return module.worker.send("adapter" if base_sync_done else "base")
-
-        self.rig.patch((self.engine_module, "collect_lora_params"), collect)
+        shared, files = verl.VERL.load("verl.utils.fsdp_utils"), verl.VERL.load("peft.utils.save_and_load")
+        self.rig.patch((shared, "FSDP"), SimpleNamespace(summon_full_params=lambda module, writeback: nullcontext()))
+        self.rig.patch((shared, "fsdp_version"), lambda module: 1)
+        self.rig.patch((shared, "get_device_name"), lambda: "cuda")
+        self.rig.patch((shared, "get_torch_device"), lambda: SimpleNamespace(empty_cache=lambda: None))
+        self.rig.patch((files, "get_peft_model_state_dict"), lambda model: model.adapters())
         self.rig.patch((self.engine_module, "replace_lora_wrapper"), lambda name, config: name)
         self.rig.patch((self.engine_module, "unfuse_moe_params"), lambda weights, model_type: weights)
         self.rig.patch((self.engine_module, "get_device_id"), lambda: "cuda")

@@ -6,6 +6,7 @@ each answer comes from the worker, and each move is one of its moves. Does not k
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -153,13 +154,47 @@ class Optimizer:
     def zero_grad(self) -> None: ...
 
 
+class Collected(str):
+    """A tensor that was read, as its content token: a copy of it says the same."""
+
+    __slots__ = ()
+
+    def detach(self) -> Collected:
+        return self
+
+    def cpu(self) -> Collected:
+        return self
+
+
 class FlatModule:
-    """An FSDP module: model and adapters are in its flat parameters. `peft_config` only under LoRA."""
+    """An FSDP module: model and adapters are in its flat parameters. `peft_config` only under LoRA.
+
+    It is its own base model, which moves as a whole.
+    """
 
     def __init__(self, worker: WorkerGroup, lora: bool) -> None:
         self.worker = worker
+        self.base_model = SimpleNamespace(model=self)
         if lora:
             self.peft_config = {"default": SimpleNamespace(to_dict=lambda: {"r": 8})}
+
+    def parameters(self) -> Iterator[Parameter]:
+        yield Parameter(self.worker, MODEL)
+
+    def to(self, device: str) -> FlatModule:
+        self.worker.move(MODEL, HOST if device == "cpu" else DEVICE)
+        return self
+
+    def adapters(self) -> dict[str, Collected]:
+        """The adapter's tensors, gathered on the device."""
+        return self._sent("adapter", DEVICE)
+
+    def state_dict(self) -> dict[str, Collected]:
+        """The base, from where it is."""
+        return self._sent("base", DEVICE if self.worker.resident(MODEL) else HOST)
+
+    def _sent(self, what: str, source: str) -> dict[str, Collected]:
+        return {name: Collected(content) for name, content in self.worker.send(what, source=source).items()}
 
     def train(self) -> None: ...
     def eval(self) -> None: ...
