@@ -4,19 +4,20 @@ Fits the wheel verl 0.9.1, as `colocert.adapters.verl` finds it. No GPU, no vLLM
 
 Real: `CheckpointEngineManager.update_weights`, `ActorRolloutRefWorker.update_weights`, both engines
 (`get_per_tensor_param`, `to`, `train_mode`, `eval_mode`), megatron's offload and onload functions with what they decide
-by, `collect_lora_params`, `ServerAdapter.resume` and `update_weights`, and `CheckpointEngineWorker.update_weights`. Replaced by the rig: the
-tensors below these functions, FSDP's own moves, the bridge that exports, the transports, and the server behind the
-rollout. Knows what verl calls; does not know any rule.
+by, `collect_lora_params`, `ServerAdapter.resume` and `update_weights`, and `CheckpointEngineWorker.update_weights`.
+Replaced by the rig: the tensors below these functions (`verl_memory`), FSDP's own moves, the bridge that exports, the
+transports, and the server behind the rollout (`verl_actors`). Knows what verl calls; does not know any rule.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 from colocert.adapters import verl
+from colocert.adapters.verl_actors import Group, Handle, Server, Transport, Wire, get
 from colocert.adapters.verl_memory import FlatModule, FlatOptimizer, Module, Optimizer, Pinned, Wrapped
 from colocert.rig.sync_rig import POLICY, SyncRig
 from colocert.rig.workers import DEVICE, GRADS, HOST, MODEL, OPTIMIZER, WorkerGroup
@@ -25,134 +26,16 @@ FSDP, MANAGER = "verl.workers.engine.fsdp.transformer_impl", "verl.checkpoint_en
 MEMORY = "verl.utils.megatron_utils"
 
 
-class Call:
-    """A call of a remote actor, made when it is awaited."""
-
-    def __init__(self, made: Callable[[], Any]) -> None:
-        self.made = made
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        made = self.made()
-        return (yield from made.__await__()) if isinstance(made, Awaitable) else made
-
-
-class Handle:
-    """`handle.method.remote(...)`, as Ray's."""
-
-    def __init__(self, actor: object) -> None:
-        self.actor = actor
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self.actor, name)
-        return SimpleNamespace(remote=lambda *args, **kwargs: Call(lambda: method(*args, **kwargs)))
-
-
-def get(calls: Iterable[Awaitable[Any]]) -> list[Any]:
-    """As `ray.get`: the results, in order. Nothing here waits for anything else."""
-    results = []
-    for call in calls:
-        try:
-            next(call.__await__())
-        except StopIteration as done:
-            results.append(done.value)
-        else:
-            raise RuntimeError("a call of an actor must end without waiting here")
-    return results
-
-
-class Server:
-    """vLLM's server and the replica before it, in the file vllm_rollout/vllm_async_server.py. One of each."""
-
-    workers = ()
-
-    def __init__(self, sync: VerlDispatch) -> None:
-        self.sync, self.engine = sync, sync.rig.engine
-
-    async def wake_up(self, tags: list[str]) -> None:
-        """Lines 836-841."""
-        self.engine.resume(tags)
-        self.engine.flush()
-
-    async def sleep(self) -> None:
-        """Lines 853-858. The depth is not told apart."""
-        self.engine.release()
-
-    async def clear_kv_cache(self) -> None:
-        """Lines 864-873."""
-        self.engine.flush()
-
-    async def release_kv_cache(self) -> None:
-        """Lines 882-883: all is released, and the weights come back."""
-        self.engine.release()
-        self.engine.resume(["weights"])
-
-    async def resume_kv_cache(self) -> None:
-        """Lines 891-892."""
-        self.engine.resume(["kv_cache"])
-        self.engine.flush()
-
-    async def abort_all_requests(self, reject_request: bool = False) -> None:
-        self.engine.drain()
-
-    async def resume_generation(self) -> None:
-        self.engine.admit()
-
-    async def set_global_steps(self, global_steps: int) -> None:
-        """Line 924. It starts with none, so the first step is one more than that."""
-        self.engine.serve(self.sync.loaded, global_steps + 1)
-
-    async def collective_rpc(self, method: str, timeout: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        """`update_weights_from_ipc` in the workers: an adapter where it comes with its configuration, else a base."""
-        only = bool(kwargs.get("peft_config")) and bool(kwargs.get("base_sync_done"))
-        self.sync.loaded = self.sync.rig.config.adapters[0] if only else ""
-        self.engine.load("adapter" if only else "base", self.sync.sent, self.sync.loaded)
-
-
-class Group:
-    """A worker group of one worker."""
-
-    world_size = 1
-
-    def __init__(self, update_weights: Callable[..., Awaitable[Any]]) -> None:
-        self.update = update_weights
-
-    def update_weights(self, **kwargs: Any) -> list[Awaitable[Any]]:
-        return [Call(lambda: self.update(**kwargs))]
-
-    def execute_checkpoint_engine(self, method: list[str]) -> list[Awaitable[Any]]:
-        return [Call(lambda: None)]
-
-
-class Transport:
-    """The bucket between two processes on a device, and the checkpoint engine between two devices: what goes in."""
-
-    def __init__(self, sync: VerlDispatch) -> None:
-        self.sync = sync
-
-    async def async_send_weights(self, weights: Any) -> None:
-        self.sync.sent = {name: content async for name, content in self.sync.each(weights)}
-
-    async def send_weights(self, weights: Any, global_steps: int | None = None) -> None:
-        self.sync.carried = [item async for item in self.sync.each(weights)]
-
-    async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, str]]:
-        for item in self.sync.carried:
-            yield item
-
-
 class VerlDispatch:
     """The hybrid worker with its roles' engines and its rollout, and the manager before them."""
 
     def __init__(self, rig: SyncRig) -> None:
         self.rig, self.steps = rig, 0
-        self.sent: dict[str, str] = {}
-        self.carried: list[tuple[str, str]] = []
-        self.loaded = ""
         rig.stubs(verl.STAND_INS)
         verl.presets()
         self.worker_module, self.manager_module = verl.VERL.load(verl.WORKER), verl.VERL.load(MANAGER)
         self.rollout_module = verl.VERL.load(f"{verl.ROLLOUT}.vllm_rollout")
-        self.each = self.manager_module.ensure_async_iterator
+        self.wire = Wire(rig.engine, rig.config.adapters[0], self.manager_module.ensure_async_iterator)
         fsdp = rig.config.strategy == "fsdp"
         self.engine_module = verl.VERL.load(FSDP if fsdp else verl.ENGINE)
         self._patches()
@@ -175,7 +58,7 @@ class VerlDispatch:
         rig.patch((self.manager_module, "ray"), SimpleNamespace(get=get))
         rig.patch((self.manager_module, "RayClassWithInitArgs"), lambda cls: None)
         rig.patch((self.manager_module, "RayWorkerGroup"), self._receivers)
-        rig.patch((self.rollout_module, "BucketedWeightSender"), lambda **kwargs: Transport(self))
+        rig.patch((self.rollout_module, "BucketedWeightSender"), lambda **kwargs: Transport(self.wire))
 
     def _patch_megatron(self) -> None:
         rig, memory = self.rig, verl.VERL.load(MEMORY)
@@ -250,7 +133,7 @@ class VerlDispatch:
 
     def _worker(self) -> Any:
         rig, config = self.rig, self.rig.config
-        self.server = Server(self)
+        self.server = Server(self.wire)
         self.rollout = object.__new__(self.rollout_module.ServerAdapter)
         engine = verl.Options(backend="naive" if config.colocated else "nccl", update_weights_bucket_megabytes=1)
         self.rollout.config = verl.Options(name="vllm", free_cache_engine=True, checkpoint_engine=engine)
@@ -261,7 +144,7 @@ class VerlDispatch:
         worker = object.__new__(self.worker_module.ActorRolloutRefWorker)
         worker.config = verl.Options(rollout=self.rollout.config)
         worker.actor, worker.rollout = SimpleNamespace(engine=self.engines[POLICY]), self.rollout
-        worker.checkpoint_engine = Transport(self)
+        worker.checkpoint_engine = Transport(self.wire)
         worker.layered_summon, worker.peft_merge = False, config.merge_lora
         worker.base_sync_done = rig.engine.base_valid  # "dummy" not in rollout.load_format
         return worker
@@ -277,7 +160,7 @@ class VerlDispatch:
     def _receivers(self, worker_handles: Any, ray_cls_with_init: Any) -> Group:
         """Beside each engine worker, one that receives and passes on."""
         worker = object.__new__(self.manager_module.CheckpointEngineWorker)
-        worker.checkpoint_engine, worker.server_adapter = Transport(self), self.rollout
+        worker.checkpoint_engine, worker.server_adapter = Transport(self.wire), self.rollout
         return Group(lambda **kwargs: self.manager_module.CheckpointEngineWorker.update_weights(worker, **kwargs))
 
     # ---- the calls
