@@ -17,7 +17,7 @@ TORCHLESS_reference := lifecycle,handoff,adapter-sync,group
 TORCHLESS_skyrl := adapter-sync
 PROFILES_reference := $(TORCHLESS_reference),sync-payload,frozen-offload
 PROFILES_skyrl := $(TORCHLESS_skyrl),frozen-offload
-PROFILES_verl := sync-payload
+PROFILES_verl := adapter-sync,sync-payload
 PROFILE ?= $(or $(PROFILES_$(IMPL)),lifecycle)
 
 CERTIFICATE ?= build/certificate.json

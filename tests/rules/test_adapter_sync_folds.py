@@ -201,6 +201,15 @@ def test_a_version_that_was_raised_before_an_error_is() -> None:
     assert tape.found("AS-09") == ["changed-on-failure"]
 
 
+def test_a_version_of_merged_weights_before_a_later_error_is_the_failed_syncs() -> None:
+    """They are served as "": an error that is not the engine's own call loses no answer of it."""
+    tape = Tape(merge_lora=True)
+    with tape.sync(raises=True):
+        tape.send().serve("", version=1, content="#adapter+#base")
+        tape.move("policy", "model", "host").fault("worker.policy.model.host", "after")
+    assert tape.found("AS-09") == ["changed-on-failure"]
+
+
 def test_a_version_put_back_after_an_error_did_not_change() -> None:
     tape = Tape()
     with tape.sync(raises=True):

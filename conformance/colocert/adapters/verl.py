@@ -6,7 +6,8 @@ installed package. Needs torch, ray, peft and transformers; no GPU, no vLLM.
 Real: `ActorRolloutRefWorker.update_weights` (mode naive), `MegatronEngine.get_per_tensor_param` and `to`, and in the
 rollout's process `vLLMColocateWorkerExtension.update_weights_from_ipc`, with its copies and its naming. Replaced by the
 rig: Megatron's memory, the bridge that exports, the ZeroMQ bucket between the processes (one small buffer here, used
-again and again), vLLM's model and LoRA manager. Knows what verl calls; does not know any rule.
+again and again), vLLM's model and LoRA manager. Knows what verl calls; does not know any rule. Who is on the device
+during a sync is driven by `colocert.adapters.verl_dispatch`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 from colocert.adapters.found import Framework
 from colocert.rig import Claims
 from colocert.rig.payload_rig import PayloadRig, has_torch
+from colocert.rig.sync_rig import SyncRig, WeightSync
 
 VERL = Framework("verl", distribution="verl", variable="COLOCERT_VERL_PATH")
 WORKER, ENGINE = "verl.workers.engine_workers", "verl.workers.engine.megatron.transformer_impl"
@@ -43,13 +45,13 @@ CLAIMS = Claims(
     peak_device=frozenset(),
     gpu_peak_with_critic=False,
     engine_releases=frozenset({"weights", "kv_cache"}),
-    resident_while_released=frozenset(),
-    adapter_source="reloaded",
+    resident_while_released=frozenset(),  # adapters and gradients leave too (megatron_utils.py:721-773)
+    adapter_source="host",  # pinned; it comes to the device without the base (megatron_utils.py:742-766, 827-837)
     file_backed_frozen=False,
-    versions=False,
+    versions=True,  # global_steps (vllm_rollout.py:250, vllm_async_server.py:924-926)
     base_requests_in_lora_mode=False,
-    sync_strategies=frozenset({"adapter", "merged", "full"}),
-    disaggregated=False,
+    sync_strategies=frozenset({"adapter", "merged", "full", "fsdp"}),  # of either engine (get_per_tensor_param)
+    disaggregated=True,  # checkpoint_engine.backend (engine_workers.py:755-766)
     replacement=False,
     retained_backup=False,
     gradients_traced=False,
@@ -110,6 +112,30 @@ class Bucket:
         on_bucket_received(packed, True)
 
 
+def presets() -> None:
+    """Real values where a stand-in will not do, and the rollout's package without its search for vLLM."""
+    import msgspec
+
+    from colocert.rig.stubs import preset
+
+    class LoRARequest(msgspec.Struct):
+        lora_name: str
+        lora_int_id: int
+        lora_path: str = ""
+
+    preset("verl.third_party.vllm", VLLM_SLEEP_LEVEL=2, get_version=lambda package: "0.20.0")
+    preset("verl.utils.vllm.vllm_quant_utils", is_quantized_model=lambda config: False)
+    preset("verl.utils.vllm.patch", patch_vllm_moe_model_weight_loader=Model.opened)
+    preset("vllm.lora.request", LoRARequest=LoRARequest)
+    utils = "vllm.model_executor.model_loader.utils"
+    preset(utils, process_weights_after_loading=lambda model, config, device: model.closed())
+    root = VERL.root()
+    if root is not None and ROLLOUT not in sys.modules:  # its __init__ asks for an installed vLLM
+        package = ModuleType(ROLLOUT)
+        package.__path__ = [str(root / ROLLOUT.replace(".", "/"))]
+        sys.modules[ROLLOUT] = package
+
+
 class VerlSync:
     """One worker with its engine and rollout. `release_engine` sleeps as deeply as verl does: lightly for adapters."""
 
@@ -120,33 +146,11 @@ class VerlSync:
             )
         self.rig = rig
         rig.stubs(STAND_INS)
-        self._presets()
+        presets()
         self.worker_module, self.engine_module = VERL.load(WORKER), VERL.load(ENGINE)
         self.utils = VERL.load(f"{ROLLOUT}.utils")
         self._patches()
         self.worker, self.extension = self._worker(), self._extension()
-
-    def _presets(self) -> None:
-        import msgspec
-
-        from colocert.rig.stubs import preset
-
-        class LoRARequest(msgspec.Struct):
-            lora_name: str
-            lora_int_id: int
-            lora_path: str = ""
-
-        preset("verl.third_party.vllm", VLLM_SLEEP_LEVEL=2, get_version=lambda package: "0.20.0")
-        preset("verl.utils.vllm.vllm_quant_utils", is_quantized_model=lambda config: False)
-        preset("verl.utils.vllm.patch", patch_vllm_moe_model_weight_loader=Model.opened)
-        preset("vllm.lora.request", LoRARequest=LoRARequest)
-        utils = "vllm.model_executor.model_loader.utils"
-        preset(utils, process_weights_after_loading=lambda model, config, device: model.closed())
-        root = VERL.root()
-        if root is not None and ROLLOUT not in sys.modules:  # its __init__ asks for an installed vLLM
-            package = ModuleType(ROLLOUT)
-            package.__path__ = [str(root / ROLLOUT.replace(".", "/"))]
-            sys.modules[ROLLOUT] = package
 
     def _patches(self) -> None:
         rig, trainer = self.rig, self.rig.trainer
@@ -155,7 +159,7 @@ class VerlSync:
             rig.patch((module, "log_gpu_memory_usage"), lambda *args, **kwargs: None)
         rig.patch((self.worker_module, "get_torch_device"), lambda: quiet)
         rig.patch((self.worker_module, "set_expandable_segments"), lambda enable: None)
-        rig.patch((self.worker_module, "asyncio"), SimpleNamespace(to_thread=_done))
+        rig.patch((self.worker_module, "asyncio"), SimpleNamespace(to_thread=done))
         rig.patch((self.engine_module, "get_device_name"), lambda: "cuda")
         rig.patch((self.engine_module, "offload_megatron_model_to_cpu"), lambda module: trainer.offload())
 
@@ -242,8 +246,15 @@ class VerlSync:
         """verl resumes weights in the sync."""
 
 
-async def _done(*args: Any) -> None:
+async def done(*args: Any) -> None:
     """What waits for other ranks: there is one."""
+
+
+def weight_sync(rig: SyncRig) -> WeightSync:
+    """The dispatch, from the hybrid worker's roles to the rollout."""
+    from colocert.adapters.verl_dispatch import VerlDispatch
+
+    return VerlDispatch(rig)
 
 
 class Verl:
@@ -255,7 +266,7 @@ class Verl:
 
     def __init__(self) -> None:
         if has_torch():
-            self.payload_sync = VerlSync
+            self.payload_sync, self.weight_sync = VerlSync, weight_sync
 
     @property
     def version(self) -> str:

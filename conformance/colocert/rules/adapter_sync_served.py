@@ -40,10 +40,10 @@ class VersionChangesOnce(SyncFold):
         self.changes: dict[str, int] = {}
         self.lost: set[str] = set()
         self.delivered: dict[tuple[str, ...], tuple[str, ...]] = {}
-        self.last = ""
+        self.last: str | None = None
 
     def happened(self, event: AnyEvent) -> None:
-        last, self.last = self.last, ""
+        last, self.last = self.last, None
         if isinstance(event, CallBegin):
             self.before, self.changes = dict(self.said), {}
         elif isinstance(event, EngineServe):
@@ -56,7 +56,7 @@ class VersionChangesOnce(SyncFold):
             self.changes[last] -= 1
 
     def synced(self, event: CallEnd | CallRaise) -> None:
-        state, self.last = self.state, ""
+        state, self.last = self.state, None
         asked = (state.subject,) if state.subject else (*state.adapters(), BASE)
         if isinstance(event, CallRaise):
             self._failed(event, asked)
