@@ -10,10 +10,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from colocert import Claims, Rig
+from colocert.rig.engine_rig import EngineRig
 from colocert.rig.group_rank import RankDouble
 from colocert.rig.group_rig import GroupRig
 from colocert_reference.driver import Driver
 from colocert_reference.driver_ports import driver as reference_driver
+from colocert_reference.engine import Engine
+from colocert_reference.engine_ports import engine as reference_engine
 from colocert_reference.group import Group, Ranks
 from colocert_reference.lifecycle import Lifecycle
 from colocert_reference.ports import DEFAULT, GRADS, PARAMS, Ports, Settings
@@ -220,10 +223,12 @@ class Reference:
         trainer: Callable[[Rig], Lifecycle] = ReferenceTrainer,
         driver: Callable[[Rig], Driver] = reference_driver,
         group: Callable[[GroupRig], Awaitable[Group]] = train_group,
+        engine: Callable[[EngineRig], Engine] = reference_engine,
     ) -> None:
         self.trainer = trainer
         self.driver = driver
         self.train_group = group
+        self.engine = engine
 
 
 implementation = Reference()

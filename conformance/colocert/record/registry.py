@@ -9,18 +9,24 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from colocert.record import group, handoff, steps
+from colocert.record import engine, group, handoff, steps
+from colocert.record.engine_scenarios import ENGINE_SCENARIOS
 from colocert.record.group_scenarios import GROUP_SCENARIOS
 from colocert.record.handoff_scenarios import HANDOFF_SCENARIOS
 from colocert.record.scenarios import FULL, LORA, SCENARIOS, Scenario
 from colocert.rig.contract import Claims
 from colocert.trace.events import AnyEvent
 
-ALL_SCENARIOS: tuple[Scenario, ...] = (*SCENARIOS, *HANDOFF_SCENARIOS, *GROUP_SCENARIOS)
+ALL_SCENARIOS: tuple[Scenario, ...] = (*SCENARIOS, *HANDOFF_SCENARIOS, *GROUP_SCENARIOS, *ENGINE_SCENARIOS)
 BY_ID: Mapping[str, Scenario] = MappingProxyType({s.id: s for s in ALL_SCENARIOS})
 
 _RUNNERS: Mapping[str, Callable[[Any, Claims, Scenario, Callable[[AnyEvent], None]], Any]] = MappingProxyType(
-    {"lifecycle": steps.run_scenario, "handoff": handoff.run_handoff, "group": group.run_group}
+    {
+        "lifecycle": steps.run_scenario,
+        "handoff": handoff.run_handoff,
+        "group": group.run_group,
+        "engine": engine.run_engine,
+    }
 )
 
 PATIENCE: Mapping[str, float] = MappingProxyType({"group": 4.0})
@@ -42,4 +48,7 @@ def smoke(profile: str, claims: Claims) -> Scenario | None:
         return Scenario("smoke-handoff", {**config, "peak_device": peak}, ("run 1", "close"), profile=profile)
     if profile == "group":
         return Scenario("smoke-group", {**config, "ranks": 2}, ("offload", "onload"), profile=profile)
+    if profile == "engine":
+        steps_of = ("release kv_cache,cuda_graph,weights", "resume kv_cache,cuda_graph,weights")
+        return Scenario("smoke-engine", config, steps_of, profile=profile)
     return None

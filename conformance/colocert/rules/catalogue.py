@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from colocert.rules import group, handoff, handoff_state, lifecycle, recovery
+from colocert.rules import engine, group, handoff, handoff_state, lifecycle, recovery
 from colocert.rules.conditions import holds
 from colocert.rules.fold import BaseFold
 
@@ -114,7 +114,7 @@ def _folds(*modules: Any) -> dict[str, type[BaseFold]]:
     return found
 
 
-FOLDS: Mapping[str, type[BaseFold]] = _folds(lifecycle, recovery, handoff, handoff_state, group)
+FOLDS: Mapping[str, type[BaseFold]] = _folds(lifecycle, recovery, handoff, handoff_state, group, engine)
 """The fold of each rule."""
 
 
