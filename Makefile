@@ -13,7 +13,7 @@ SHELL := /bin/bash
 COMMA := ,
 IMPL ?= reference
 # What the reference has rules for; another implementation is asked for the lifecycle unless told otherwise.
-PROFILE ?= $(if $(filter reference,$(IMPL)),lifecycle$(COMMA)handoff$(COMMA)group,lifecycle)
+PROFILE ?= $(if $(filter reference,$(IMPL)),lifecycle$(COMMA)handoff$(COMMA)group$(COMMA)engine,lifecycle)
 
 CERTIFICATE ?= build/certificate.json
 REPORT ?= build/report.html

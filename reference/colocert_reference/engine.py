@@ -7,7 +7,7 @@ it.
     release(tags)        requests under way end, none is admitted; memory goes back; cached prefixes go with the KV
     update_base(...)     requests under way end; weights are written; the base is invalid until all are
     resume(tags)         memory comes back; served again once nothing is released and the base is valid
-    load_adapter(...)    tensors are copied out, then put in the place of the old ones; requests keep what they began with
+    load_adapter(...)    tensors are copied out, then take the old ones' place; a request keeps what it began with
 """
 
 from __future__ import annotations

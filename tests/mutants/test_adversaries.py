@@ -27,6 +27,12 @@ def test_no_rule_passes_on_an_inert_driver() -> None:
     assert {rule for rule, _ in outcome.exercised} == set(outcome.rules()) == {"HO-08"}
 
 
+def test_no_rule_passes_on_an_inert_engine() -> None:
+    """It answers with nothing, whatever is released, and to whoever asks."""
+    outcome = judged(inert.implementation, profile="engine")
+    assert {rule for rule, _ in outcome.exercised} == set(outcome.rules()) == {"EN-01", "EN-02", "EN-04"}
+
+
 def test_no_rule_passes_on_an_inert_trainer() -> None:
     """A bound rule either finds fault or is not exercised, in scenarios and in exploration."""
     outcome = judged(inert.implementation, depth=4, fault_depth=2)

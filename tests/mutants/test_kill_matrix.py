@@ -13,7 +13,7 @@ from colocert_fixtures import matrix
 from colocert_fixtures.judging import PROFILES, shows
 
 MODULES = [module for profile in PROFILES for module in matrix.modules(profile)]
-FILES = {"lifecycle": "kill_matrix.txt", "handoff": "kill_matrix_handoff.txt"}
+FILES = {"lifecycle": "kill_matrix.txt", "handoff": "kill_matrix_handoff.txt", "engine": "kill_matrix_engine.txt"}
 SNAPSHOTS = {profile: (Path(__file__).parent / FILES[profile]).read_text().splitlines() for profile in PROFILES}
 
 each_mutant = pytest.mark.parametrize("module", MODULES, ids=matrix.name)

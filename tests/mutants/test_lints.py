@@ -12,7 +12,7 @@ import pytest
 from colocert.judge import judge_events
 from colocert.record.registry import ALL_SCENARIOS, BY_ID
 from colocert.record.scenarios import EXPLORATIONS
-from colocert.rules import group, group_state, handoff, handoff_state, lifecycle, recovery
+from colocert.rules import engine, engine_state, group, group_state, handoff, handoff_state, lifecycle, recovery
 from colocert.rules.catalogue import FOLDS, RUNNER_CODES, Rule, catalogue
 from colocert.trace import read_trace
 from colocert_fixtures import matrix, traces
@@ -22,6 +22,10 @@ from colocert_fixtures.traces import make
 RULES = {rule.id: rule for profile in TRACED for rule in rules(profile)}
 CODES: list[Kill] = [(rule.id, code.name) for rule in RULES.values() for code in rule.codes]
 TRACES = Path(traces.__file__).parent
+
+WHERE_RULES_ARE = {
+    m.__name__ for m in (engine, engine_state, group, group_state, handoff, handoff_state, lifecycle, recovery)
+}
 
 each_code = pytest.mark.parametrize(("rule", "code"), CODES, ids=lambda part: part)
 each_rule = pytest.mark.parametrize("rule", RULES.values(), ids=lambda rule: rule.id)
@@ -103,7 +107,7 @@ def _codes_in(fold: type) -> set[str]:
     known = {code for _, code in CODES}
     found: set[str] = set()
     for base in inspect.getmro(fold):
-        if base.__module__ in {m.__name__ for m in (group, group_state, handoff, handoff_state, lifecycle, recovery)}:
+        if base.__module__ in WHERE_RULES_ARE:
             tree = ast.parse(inspect.getsource(base))
             found |= {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and n.value in known}
     return found

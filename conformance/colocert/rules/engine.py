@@ -47,10 +47,9 @@ class ReleasedIsASet(EngineFold):
         low, high = min(before, wanted, key=len), max(before, wanted, key=len)
         if not low <= after <= high:
             self._wrong(event, asked, before, after)
-        if asked.method == "resume" and tags - before and not asked.faulted:
-            if event.error in UNTYPED:
-                told = f"resume() of {_tags(tags - before)}, which is resident, raises {event.error}"
-                self.found(event, "untyped-error", "a no-op, or an error of a type of its own", told)
+        if asked.method == "resume" and tags - before and not asked.faulted and event.error in UNTYPED:
+            told = f"resume() of {_tags(tags - before)}, which is resident, raises {event.error}"
+            self.found(event, "untyped-error", "a no-op, or an error of a type of its own", told)
 
     def answered(self, event: CallEnd | CallRaise, asked: Asked) -> None:
         self._served(event, asked, event.error if isinstance(event, CallRaise) else "")
@@ -135,9 +134,10 @@ class NoTokenUnlessReady(EngineFold):
             self.found(event, "neither-refused-nor-held", "the request is refused, or held until ready", told)
 
     def happened(self, event: AnyEvent) -> None:
-        if isinstance(event, Change) and event.what == "call.overdue":
-            if self.now.open[event.facts["call"]].blocked:
-                self.found(event, "hangs", "a request ends within its deadline", "no answer and no error")
+        if not isinstance(event, Change) or event.what != "call.overdue":
+            return
+        if self.now.open[event.facts["call"]].blocked:
+            self.found(event, "hangs", "a request ends within its deadline", "no answer and no error")
 
 
 class NothingFlushedIsHit(EngineFold):
@@ -174,7 +174,7 @@ class NothingFlushedIsHit(EngineFold):
 
 
 class ReplacedAtOnce(EngineFold):
-    """EN-04: requesters see one version of an adapter or the next, whole; who asks for none that is there gets an error.
+    """EN-04: requesters see one version of an adapter or the next, whole; an unknown adapter or none is an error.
 
     A request may be computed with what was acknowledged when it began, or with what is loaded while it is under way.
     `entries`: cached entry to the adapter tensors it was computed with.
