@@ -69,6 +69,8 @@ class EnginePorts(Protocol):
         ...
 
     async def compute(self, request: Any, adapter: Mapping[str, Any] | None, cached: Any) -> Computed: ...
+    def done(self, request: Any) -> None:
+        """The request is over, answered or not: what was kept for it alone may go."""
 
 
 @dataclass(frozen=True)
@@ -199,6 +201,7 @@ class Engine:
         try:
             return [token async for token in self._tokens(request, adapter)]
         finally:
+            self.ports.done(request)
             self.in_flight -= 1
             async with self.idle:
                 self.idle.notify_all()

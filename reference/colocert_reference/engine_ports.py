@@ -44,6 +44,9 @@ class RigEnginePorts:
     async def compute(self, request: Request, adapter: Mapping[str, Any] | None, cached: int | None) -> Step:
         return await self.rig.step(request, adapter=adapter, cached=cached)
 
+    def done(self, request: Request) -> None:
+        """A rig keeps nothing for a request."""
+
 
 def from_file(path: Path) -> dict[str, bytes]:
     """The tensors of a safetensors file as bytes, in the file's own layout. Raises `ValueError` for a cut one."""

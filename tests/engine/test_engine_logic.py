@@ -28,6 +28,7 @@ class Ports:
         self.go = asyncio.Event()
         self.go.set()
         self.broken = False
+        self.finished = 0
 
     def pause(self, tag: str) -> None:
         self.log.append(f"-{tag}")
@@ -50,6 +51,9 @@ class Ports:
         await self.go.wait()
         self.log.append("token")
         return SimpleNamespace(token=(adapter or {}).get("v"), entry=cached or len(self.log))
+
+    def done(self, request: Any) -> None:
+        self.finished += 1
 
 
 def made(**settings: Any) -> tuple[Engine, Ports]:
@@ -209,6 +213,6 @@ def test_a_request_that_fails_is_no_longer_under_way() -> None:
         under_way.cancel()
         await asyncio.wait([under_way])
         await asyncio.wait_for(engine.release(["kv_cache"]), 1.0)
-        assert ports.log == ["-kv_cache"]
+        assert (ports.log, ports.finished) == (["-kv_cache"], 1)
 
     run(story())
