@@ -154,6 +154,25 @@ def test_a_call_other_than_a_request_that_does_not_end_is_the_end_of_the_scenari
         run(Hangs, "release kv_cache", "ask - p")
 
 
+def test_a_request_that_the_engine_cancels_is_an_error_like_another() -> None:
+    class Cancels(PlainEngine):
+        async def generate(self, request: Request) -> list[str]:  # type: ignore[override]
+            raise asyncio.CancelledError
+
+    events = run(Cancels, "ask - p", "release kv_cache")
+    assert [e.error for e in events if isinstance(e, CallRaise)] == ["CancelledError"]
+    assert [e.method for e in events if isinstance(e, CallEnd)] == ["release", "close"]
+
+
+def test_an_error_of_ready_says_nothing() -> None:
+    class Raises(PlainEngine):
+        def ready(self) -> bool:
+            raise OSError
+
+    events = run(Raises, "release kv_cache")
+    assert [e for e in events if isinstance(e, Change) and e.what == "engine.ready"] == []
+
+
 def test_a_plain_request_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("colocert.record.engine.REAL_SECONDS", 0.1)
 

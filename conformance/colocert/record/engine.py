@@ -45,6 +45,7 @@ class Running:
     def __init__(self, method: str, call: int, seconds: float, then: Callable[[], None]) -> None:
         self.method, self.call, self.seconds, self.then = method, call, seconds, then
         self.task: asyncio.Task[Any] | None = None
+        self.given_up = False
 
 
 class EngineSession:
@@ -118,10 +119,11 @@ class EngineSession:
         return self._issue(asked, lambda: self.engine.generate(request))
 
     def ready(self) -> None:
-        """Asks the engine whether it takes requests, if it can be asked."""
+        """Asks the engine whether it takes requests, if it can be asked. An error says nothing about that."""
         if self.has("ready") and not self.over:
-            said = self.rig.run(self.engine.ready())
-            self.rig.emit(Change("engine.ready", {"ready": bool(said)}, statement=True))
+            with contextlib.suppress(Exception):
+                said = self.rig.run(self.engine.ready())
+                self.rig.emit(Change("engine.ready", {"ready": bool(said)}, statement=True))
 
     # ---- how
 
@@ -152,9 +154,9 @@ class EngineSession:
     async def _followed(self, running: Running, result: Any) -> None:
         try:
             await result
-        except asyncio.CancelledError:
-            raise
         except BaseException as error:
+            if running.given_up:
+                raise
             self._raised(running, error)
         else:
             self._returned(running)
@@ -169,7 +171,7 @@ class EngineSession:
             return
         self.rig.emit(CallRaise("engine", running.method, running.call, type(error).__name__, str(error)[:300]))
         running.then()
-        if not isinstance(error, Exception):
+        if not isinstance(error, (Exception, asyncio.CancelledError)):
             self.gone = ProcessGone(f"{running.method}() ended the process with {type(error).__name__}: {error}")
 
     def _too_late(self, running: Running) -> None:
@@ -184,6 +186,7 @@ class EngineSession:
             self.rig.run(asyncio.wait([task], timeout=running.seconds))
             if not task.done():
                 self._too_late(running)
+                running.given_up = True
                 task.cancel()
                 self.rig.run(asyncio.wait([task], timeout=1.0))
         if running in self.running:
@@ -204,8 +207,8 @@ def run_engine(implementation: Any, claims: Claims, scenario: Scenario, sink: Ca
     if not hasattr(implementation, "engine"):
         return
     rig = EngineRig(scenario.build_config(), claims, sink)
+    session = EngineSession(rig)
     try:
-        session = EngineSession(rig)
         session.build(implementation)
         for step in (*scenario.steps, "join", "close"):
             if session.over or session.gone:
@@ -214,6 +217,8 @@ def run_engine(implementation: Any, claims: Claims, scenario: Scenario, sink: Ca
         if session.gone:
             raise session.gone
     finally:
+        for running in session.running:
+            running.given_up = True
         rig.close()
 
 

@@ -54,6 +54,10 @@ class ReleasedIsASet(EngineFold):
     def answered(self, event: CallEnd | CallRaise, asked: Asked) -> None:
         self._served(event, asked, event.error if isinstance(event, CallRaise) else "")
 
+    def overdue(self, event: Change, asked: Asked) -> None:
+        if asked.method == "generate":
+            self._served(event, asked, "no answer within the deadline")
+
     def _served(self, event: AnyEvent, asked: Asked, instead: str) -> None:
         now = self.now
         sure = asked.adapter in now.sure if asked.adapter else now.known("")
@@ -68,8 +72,6 @@ class ReleasedIsASet(EngineFold):
             code = "released-again" if event.reason == "double-release" else "resumed-resident"
             expected = "a tag that is in that state already is not moved again"
             self.found(event, code, expected, f"the saver ends the process: {event.op}({event.tag})")
-        elif isinstance(event, Change) and event.what == "call.overdue":
-            self._served(event, self.now.open[event.facts["call"]], "no answer within the deadline")
         elif isinstance(event, Change) and event.what == "engine.ready" and self.now.released():
             self.met("ready-while-released")
             if event.facts["ready"]:
@@ -133,10 +135,8 @@ class NoTokenUnlessReady(EngineFold):
             told = "the request returned, and nothing was computed"
             self.found(event, "neither-refused-nor-held", "the request is refused, or held until ready", told)
 
-    def happened(self, event: AnyEvent) -> None:
-        if not isinstance(event, Change) or event.what != "call.overdue":
-            return
-        if self.now.open[event.facts["call"]].blocked:
+    def overdue(self, event: Change, asked: Asked) -> None:
+        if asked.blocked:
             self.found(event, "hangs", "a request ends within its deadline", "no answer and no error")
 
 

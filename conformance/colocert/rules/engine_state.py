@@ -119,8 +119,8 @@ class Serving:
         """Moves past one event, except for the end of a call: see `ended`."""
         if isinstance(event, EngineAsked):
             self.asked = event
-        elif isinstance(event, CallBegin) and event.actor == "engine":
-            self._begin()
+        elif isinstance(event, CallBegin) and event.actor == "engine" and self.asked is not None:
+            self._begin(self.asked)
         elif isinstance(event, SaverAlloc):
             self.tags[event.alloc] = event.tag
         elif isinstance(event, SaverPause):
@@ -143,9 +143,8 @@ class Serving:
             self.open[event.call].seen.update(event.adapters)
         self._look()
 
-    def _begin(self) -> None:
-        assert self.asked is not None
-        asked = Asked(self.asked, self.released())
+    def _begin(self, told: EngineAsked) -> None:
+        asked = Asked(told, self.released())
         asked.failed = frozenset(self.failed)
         self.open[asked.call] = asked
         if asked.method == "load_adapter":
@@ -203,8 +202,10 @@ class EngineFold(RunFold):
             now._look()
             return
         now.apply(event)
-        if isinstance(event, CallBegin) and event.actor == "engine":
-            self.begun(event, next(reversed(now.open.values())))
+        if isinstance(event, CallBegin) and event.actor == "engine" and event.call in now.open:
+            self.begun(event, now.open[event.call])
+        elif isinstance(event, Change) and event.what == "call.overdue" and event.facts["call"] in now.open:
+            self.overdue(event, now.open[event.facts["call"]])
         elif isinstance(event, EngineToken):
             if event.call in now.open:
                 self.token(event, now.open[event.call])
@@ -219,6 +220,9 @@ class EngineFold(RunFold):
 
     def returned(self, event: CallEnd | CallRaise, asked: Asked) -> None:
         """Any other call is over; it is still among those under way."""
+
+    def overdue(self, event: Change, asked: Asked) -> None:
+        """A call was given up at its deadline; it stays among those under way."""
 
     def token(self, event: EngineToken, asked: Asked) -> None:
         """A token was computed for a request."""
