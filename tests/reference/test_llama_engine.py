@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ pytestmark = [
 if TYPE_CHECKING:
     import torch
 
+    from colocert.device import Stage
     from colocert_reference.engine import Engine
     from colocert_reference.real.llama_engine import LlamaPorts
 
@@ -48,22 +50,44 @@ class Lossy:
         self.kept: dict[str, list[torch.Tensor]] = {}
 
     @contextlib.contextmanager
-    def region(self, tag: str = "default", enable_cpu_backup: bool = False) -> Iterator[None]:
-        self.backup[tag] = enable_cpu_backup
+    def region(self, tag: str, *, backup: bool) -> Iterator[None]:
+        self.backup[tag] = backup
         yield
 
-    def pause(self, tag: str | None = None) -> None:
-        assert tag is not None
+    def pause(self, tag: str) -> None:
         assert tag not in self.kept
         self.kept[tag] = [t.detach().clone() for t in self.find[tag]()]
         for tensor in self.find[tag]():
             tensor.detach().fill_(float("nan") if tensor.is_floating_point() else -1)
 
-    def resume(self, tag: str | None = None) -> None:
-        assert tag is not None
+    def resume(self, tag: str) -> None:
         for tensor, kept in zip(self.find[tag](), self.kept.pop(tag), strict=True):
             if self.backup[tag]:
                 tensor.detach().copy_(kept)
+
+
+def under_the_saver(stage: Stage) -> dict[str, Any]:
+    """The body of a child process: a cycle of the engine in memory that the real saver manages, over the stand-in."""
+    from colocert_reference.real.host_memory import HostMemory
+    from colocert_reference.real.llama_engine import LlamaPorts, llama_engine
+
+    async def story() -> dict[str, Any]:
+        memory = HostMemory()
+        engine = llama_engine(memory)
+        ports = engine.ports
+        assert isinstance(ports, LlamaPorts)
+        await engine.load_adapter("a", 1, adapter(ports, 1))
+        placed = [t for slot in ports.slots for layer in slot.cache.layers for t in (layer.keys, layer.values)]
+        facts: dict[str, Any] = {"weights": len(ports.parameters), "caches": len(placed)}
+        facts["free"], facts["tokens"] = [stage.device.free_bytes()], [await engine.generate(Ask())]
+        for call, tags in (("release", ["kv_cache"]), ("release", ALL), ("resume", ["weights"]), ("resume", ALL)):
+            await getattr(engine, call)(tags)
+            facts["free"].append(stage.device.free_bytes())
+        facts["tokens"].append(await engine.generate(Ask()))
+        facts["expected"] = greedy(merged(ports, adapter(ports, 1)), "hello", 6)
+        return facts
+
+    return asyncio.run(story())
 
 
 def made(**settings: Any) -> tuple[Engine, LlamaPorts]:
@@ -284,3 +308,22 @@ def test_a_source_with_other_tensors_is_refused_by_name_and_the_adapter_with_it(
         assert len(await engine.generate(Ask())) == 6
 
     asyncio.run(story())
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch_memory_saver") is None, reason="needs torch_memory_saver")
+def test_under_the_real_saver_bytes_go_and_come_by_tag_and_the_tokens_are_the_same() -> None:
+    """On the stand-in device, where each tensor takes granules of its own."""
+    import colocert
+    import colocert_reference
+    from colocert.device import Machine, start
+    from colocert.device.hook import GRANULE
+
+    sources = os.pathsep.join(str(Path(p.__file__ or "").parents[1]) for p in (colocert, colocert_reference))
+    env = {"PYTHONPATH": sources, "PYTHONWARNINGS": "ignore"}
+    child = start(f"{__file__}:under_the_saver", machine=Machine(), env=env, deadline=240)
+    facts = child.wait().expect("ok")
+    awake, no_cache, nothing, weights, again = facts["free"]
+    assert facts["tokens"] == [facts["expected"]] * 2
+    assert (no_cache - awake) // GRANULE >= facts["caches"]
+    assert (nothing - no_cache) // GRANULE >= facts["weights"]
+    assert (weights, again) == (no_cache, awake)

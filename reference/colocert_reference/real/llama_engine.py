@@ -42,11 +42,11 @@ class TooManyRequests(RuntimeError):
 
 
 class Memory(Protocol):
-    """What `torch_memory_saver.torch_memory_saver` offers of regions."""
+    """One device under the saver: what is used here of `memory.ManagedMemory`."""
 
-    def region(self, tag: str = ..., enable_cpu_backup: bool = ...) -> contextlib.AbstractContextManager[None]: ...
-    def pause(self, tag: str | None = ...) -> None: ...
-    def resume(self, tag: str | None = ...) -> None: ...
+    def region(self, tag: str, *, backup: bool) -> contextlib.AbstractContextManager[None]: ...
+    def pause(self, tag: str) -> Any: ...
+    def resume(self, tag: str) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,9 +156,9 @@ class LlamaPorts:
     def __init__(self, memory: Memory, shape: LlamaShape, *, mirror: bool, device: str = "cpu", seed: int = 0) -> None:
         self.memory, self.shape, self.device = memory, shape, device
         self.config = shape.config()
-        with memory.region(tag=WEIGHTS, enable_cpu_backup=mirror):
+        with memory.region(WEIGHTS, backup=mirror):
             base = self._base(seed)
-        with memory.region(tag=KV, enable_cpu_backup=False):
+        with memory.region(KV, backup=False):
             self.slots = [Slot(self._cache()) for _ in range(shape.slots)]
         self.parameters = dict(base.named_parameters())
         self.buffers = {name: (buffer, buffer.detach().cpu().clone()) for name, buffer in base.named_buffers()}
