@@ -13,7 +13,7 @@ SHELL := /bin/bash
 IMPL ?= reference
 # What is asked for unless told otherwise: all that the reference has rules for, what SkyRL and verl are driven in, and
 # the lifecycle of any other.
-TORCHLESS_reference := lifecycle,handoff,adapter-sync,group
+TORCHLESS_reference := lifecycle,handoff,adapter-sync,group,engine
 TORCHLESS_skyrl := adapter-sync
 PROFILES_reference := $(TORCHLESS_reference),sync-payload,frozen-offload
 PROFILES_skyrl := $(TORCHLESS_skyrl),frozen-offload

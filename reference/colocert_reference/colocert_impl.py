@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from colocert import Claims, Rig
+from colocert.rig.engine_rig import EngineRig
 from colocert.rig.frozen_rig import FrozenRig
 from colocert.rig.group_rank import RankDouble
 from colocert.rig.group_rig import GroupRig
@@ -18,6 +19,8 @@ from colocert.rig.sync_rig import SyncRig
 from colocert_reference.dispatch import Dispatch, SyncSettings
 from colocert_reference.driver import Driver
 from colocert_reference.driver_ports import driver as reference_driver
+from colocert_reference.engine import Engine
+from colocert_reference.engine_ports import engine as reference_engine
 from colocert_reference.group import Group, Ranks
 from colocert_reference.lifecycle import Lifecycle
 from colocert_reference.offload import FrozenOffload
@@ -258,6 +261,7 @@ class Reference:
         sync: Callable[[SyncRig], Dispatch] = weight_sync,
         payload: Callable[[PayloadRig], Any] = RigPayload,
         offload: Callable[[FrozenRig], Any] = frozen_offload,
+        engine: Callable[[EngineRig], Engine] = reference_engine,
     ) -> None:
         self.trainer = trainer
         self.driver = driver
@@ -266,6 +270,7 @@ class Reference:
         if has_torch():
             self.payload_sync = payload
         self.frozen_offload = offload
+        self.engine = engine
 
 
 implementation = Reference()

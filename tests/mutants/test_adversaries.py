@@ -34,6 +34,12 @@ def test_no_rule_passes_on_an_inert_group() -> None:
     assert outcome.exercised == {}
 
 
+def test_no_rule_passes_on_an_inert_engine() -> None:
+    """It releases nothing, so that EN-02 is not exercised, and answers whoever asks."""
+    outcome = judged(inert.implementation, profile="engine")
+    assert {rule for rule, _ in outcome.exercised} == set(outcome.rules()) == {"EN-01", "EN-04"}
+
+
 def test_no_rule_passes_on_an_inert_trainer() -> None:
     """A bound rule either finds fault or is not exercised, in scenarios and in exploration."""
     outcome = judged(inert.implementation, depth=4, fault_depth=2)

@@ -17,6 +17,7 @@ FILES = {
     "lifecycle": "kill_matrix.txt",
     "handoff": "kill_matrix_handoff.txt",
     "adapter-sync": "kill_matrix_adapter_sync.txt",
+    "engine": "kill_matrix_engine.txt",
 }
 SNAPSHOTS = {profile: (Path(__file__).parent / FILES[profile]).read_text().splitlines() for profile in PROFILES}
 

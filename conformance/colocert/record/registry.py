@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
-from colocert.record import adapter_sync, frozen_offload, group, handoff, payload, steps
+from colocert.record import adapter_sync, engine, frozen_offload, group, handoff, payload, steps
 from colocert.record.adapter_sync_scenarios import ADAPTER_SYNC_SCENARIOS
+from colocert.record.engine_scenarios import ENGINE_SCENARIOS
 from colocert.record.frozen_offload_scenarios import FROZEN_SCENARIOS
 from colocert.record.group_scenarios import GROUP_SCENARIOS
 from colocert.record.handoff_scenarios import HANDOFF_SCENARIOS
@@ -28,6 +29,7 @@ ALL_SCENARIOS: tuple[Scenario, ...] = (
     *PAYLOAD_SCENARIOS,
     *FROZEN_SCENARIOS,
     *GROUP_SCENARIOS,
+    *ENGINE_SCENARIOS,
 )
 BY_ID: Mapping[str, Scenario] = MappingProxyType({s.id: s for s in ALL_SCENARIOS})
 
@@ -39,6 +41,7 @@ _RUNNERS: Mapping[str, Callable[[Any, Claims, Scenario, Callable[[AnyEvent], Non
         "sync-payload": payload.run_payload,
         "frozen-offload": frozen_offload.run_frozen_offload,
         "group": group.run_group,
+        "engine": engine.run_engine,
     }
 )
 
@@ -75,4 +78,7 @@ def smoke(profile: str, claims: Claims) -> Scenario | None:
     if profile == "frozen-offload":
         kind = {**config, "file_backed": claims.file_backed_frozen}
         return Scenario("smoke-frozen-offload", kind, ("start", "offload", "backload", "end"), profile=profile)
+    if profile == "engine":
+        steps_of = ("release kv_cache,cuda_graph,weights", "resume kv_cache,cuda_graph,weights")
+        return Scenario("smoke-engine", config, steps_of, profile=profile)
     return None

@@ -190,6 +190,21 @@ def _state(stated: Mapping[str, Any]) -> str:
     return "  ".join([*told, *(f"{name}={_value(stated[name])}" for name in lists if stated.get(name))])
 
 
+def _asked(e: ev.EngineAsked) -> tuple[str, ...]:
+    what = " ".join(e.tags) or e.adapter or ("(base)" if e.prompt or e.version else "")
+    more = (f"version {e.version}",) if e.version else (f"prompt {e.prompt}",) if e.prompt else ()
+    return ("ask", e.method, what, *more)
+
+
+def _token(e: ev.EngineToken) -> tuple[str, ...]:
+    wrong = [
+        *([f"{' '.join(e.released)} released"] if e.released else []),
+        *([] if e.base_valid else ["base is invalid"]),
+    ]
+    after = f"entry {e.entry} after {e.hit}" if e.hit else f"entry {e.entry}"
+    return ("token", f"prompt {e.prompt}", " ".join(dict.fromkeys(e.adapters)) or "(base)", after, *wrong)
+
+
 def _any(event: AnyEvent) -> tuple[str, ...]:
     """An event without a layout of its own: its fields, by name."""
     name = str(type(event).__struct_config__.tag)
@@ -212,6 +227,8 @@ _SHOW: Mapping[type, Callable[[Any], tuple[str, ...]]] = {
     ev.EngineServe: lambda e: ("serve", e.adapter or "(base)", f"version {e.version}", f"over base {e.base}"),
     ev.RequestBegin: _request,
     ev.RequestEnd: lambda e: ("answer", e.adapter, f"version {e.version}"),
+    ev.EngineAsked: _asked,
+    ev.EngineToken: _token,
     ev.CallRaise: lambda e: ("raise", e.actor, e.method, e.error),
     ev.SaverCall: lambda e: (e.op, _tag(e.tag)),
     ev.SaverAlloc: lambda e: ("alloc", e.tag, e.alloc, nbytes(e.nbytes), e.kind, *(["backup"] if e.backup else [])),

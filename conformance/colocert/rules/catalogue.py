@@ -17,6 +17,7 @@ import msgspec
 from colocert.rules import (
     adapter_sync,
     adapter_sync_served,
+    engine,
     frozen_offload,
     group,
     handoff,
@@ -134,6 +135,7 @@ FOLDS: Mapping[str, type[BaseFold]] = _folds(
     sync_payload,
     frozen_offload,
     group,
+    engine,
 )
 """The fold of each rule."""
 

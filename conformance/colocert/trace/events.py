@@ -279,6 +279,34 @@ class RequestEnd(Event, tag="request.end"):
     version: int = 0
 
 
+class EngineAsked(Event, tag="engine.asked"):
+    """What the call of that number, which begins next, asks an engine for. `version` is of what an update brings."""
+
+    call: int
+    method: str
+    tags: list[str] = []
+    adapter: str = ""
+    version: int = 0
+    prompt: str = ""
+
+
+class EngineToken(Event, tag="engine.token"):
+    """An engine computed a token for the request of that call.
+
+    `released`: tags without memory at that moment. `base_valid`: all base tensors were of one version. `adapters`: of
+    each adapter tensor that went in, NAME@VERSION, or ? for bytes that were never sent as that tensor. `hit`: the
+    cached entry that it went on from, 0 for none; `entry`: the one that it left.
+    """
+
+    call: int
+    prompt: str
+    entry: int
+    hit: int = 0
+    released: list[str] = []
+    base_valid: bool = True
+    adapters: list[str] = []
+
+
 class Ack(Event, tag="ack"):
     """A rank or an engine acknowledged a call that a driver issued."""
 
@@ -432,6 +460,8 @@ AnyEvent = (
     | EngineServe
     | RequestBegin
     | RequestEnd
+    | EngineAsked
+    | EngineToken
     | Ack
     | Believed
     | Fault
