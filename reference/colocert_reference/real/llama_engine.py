@@ -135,7 +135,7 @@ class Token:
 
 
 class Loaded(Mapping[str, torch.Tensor]):
-    """The tensors of one version of an adapter, in the model under a key of their own. Gone with its last user."""
+    """One version of an adapter: the model's own tensors, under a key of their own there. Gone with its last user."""
 
     def __init__(self, key: str, tensors: Mapping[str, torch.Tensor]) -> None:
         self.key, self._tensors = key, dict(tensors)
@@ -206,17 +206,18 @@ class LlamaPorts:
             buffer.copy_(kept)
 
     async def copied(self, source: Mapping[str, torch.Tensor] | Path) -> Loaded:
-        """The tensors of a mapping, or of a safetensors file, cloned and put into the model under a new key."""
+        """The tensors of a mapping, or of a safetensors file, copied into the model under a new key, at once."""
         given = load_file(source) if isinstance(source, Path) else source
         self._same(given, self.places, "an adapter")
-        tensors = {}
-        for name in self.places:
-            tensors[name] = given[name].detach().to(self.device, torch.float32, copy=True)
-            await asyncio.sleep(0)
         self._keys += 1
-        loaded = Loaded(f"adapter{self._keys}", tensors)
-        self.model.add_adapter(loaded.key, self.shape.lora())
-        set_peft_model_state_dict(self.model, tensors, adapter_name=loaded.key)
+        key = f"adapter{self._keys}"
+        self.model.add_adapter(key, self.shape.lora())
+        try:
+            set_peft_model_state_dict(self.model, dict(given), adapter_name=key)
+        except BaseException:
+            self._drop(key)
+            raise
+        loaded = Loaded(key, get_peft_model_state_dict(self.model, adapter_name=key))
         weakref.finalize(loaded, self._drop, loaded.key).atexit = False
         return loaded
 
