@@ -1,8 +1,10 @@
 """colocert: a conformance suite for the colocated LoRA lifecycle.
 
 The public surface: what an implementation needs to describe itself and to be driven. Imports no torch, Ray or
-matplotlib.
+matplotlib. `colocert.record(...)`, which records a real run, is imported when it is first asked for.
 """
+
+from typing import Any
 
 from colocert.rig import (
     Claims,
@@ -34,3 +36,11 @@ __all__ = [
     "Trainer",
     "__version__",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "record":
+        from importlib import import_module
+
+        return import_module("colocert.record")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -161,7 +161,7 @@ def _request(e: ev.RequestBegin) -> tuple[str, ...]:
 def _any(event: AnyEvent) -> tuple[str, ...]:
     """An event without a layout of its own: its fields, by name."""
     name = str(type(event).__struct_config__.tag)
-    apart = ("rank", "owner", "seq", "statement", "call")
+    apart = ("rank", "owner", "seq", "statement", "at", "call")
     told = {f: getattr(event, f) for f in event.__struct_fields__ if f not in apart}
     return (name, "", "", facts({f: v for f, v in told.items() if v != []}))
 
