@@ -21,6 +21,8 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from threading import get_ident
+from time import monotonic_ns
 from typing import Any
 
 import msgspec
@@ -115,9 +117,9 @@ class Recording:
 
     def _forget(self) -> None:
         """What a fresh process starts with."""
-        self._lock = threading.RLock()
+        self._lock, self._marking = threading.Lock(), threading.Lock()
         self._log: MappedLog | None = None
-        self._busy = False
+        self._writer = 0
         self._waiting: list[Event] = []
         self._seq = self._marks = self.calls = 0
         self.generation = secrets.token_hex(4)
@@ -181,7 +183,7 @@ class Recording:
 
     def handoff(self, name: str = "") -> None:
         """Marks, in every process alike, that all have acknowledged what came before; orders ranks across machines."""
-        with self._lock:
+        with self._marking:
             self._marks += 1
             self.emit(HandOff(self._marks, name, rank=self.rank, owner=self.owner))
 
@@ -208,10 +210,10 @@ class Recording:
     def close(self) -> None:
         """Undoes the patches, writes the closing line and cuts the file to size."""
         self.undo()
+        if self._log is not None:
+            self.emit(Closed(rank=self.rank, owner=self.owner))
+        self.recording = False
         with self._lock:
-            if self.recording and self._log is not None:
-                self.emit(Closed(rank=self.rank, owner=self.owner))
-            self.recording = False
             if self._log is not None:
                 self._log.close()
                 self._log = None
@@ -236,28 +238,32 @@ class Recording:
         """Writes one event. Never raises; keeps the order of one event after another in every thread."""
         if not self.recording:
             return
-        with self._lock:
-            if self._busy:  # a signal handler or a finaliser, inside the write of another event
+        lock = self._lock
+        if not lock.acquire(False):
+            if self._writer == get_ident():  # a signal handler or a finaliser, inside the write of another event
                 self._waiting.append(event)
                 return
-            self._busy = True
-            try:
-                log = self._log
-                if log is None:
-                    log = self._open()
-                self._write(log, event)
-                while self._waiting:
-                    self._write(log, self._waiting.pop(0))
-            except Exception as error:
-                self.recording = False
-                self.problem = f"{type(error).__name__}: {error}"
-            finally:
-                self._busy = False
+            lock.acquire()
+        self._writer = get_ident()
+        try:
+            log = self._log
+            if log is None:
+                log = self._open()
+            self._seq = event.seq = self._seq + 1
+            event.at = monotonic_ns()
+            log.append(_encode(event))
+            while self._waiting:
+                self._write(log, self._waiting.pop(0))
+        except Exception as error:
+            self.recording = False
+            self.problem = f"{type(error).__name__}: {error}"
+        finally:
+            self._writer = 0
+            lock.release()
 
     def _write(self, log: MappedLog, event: Event) -> None:
-        self._seq += 1
-        event.seq = self._seq
-        event.at = time.monotonic_ns()
+        self._seq = event.seq = self._seq + 1
+        event.at = monotonic_ns()
         log.append(_encode(event))
 
     def measure(self) -> None:
@@ -277,7 +283,7 @@ class Recording:
         process = f"{self.owner or 'trainer'}-{self.rank:05}-{os.getpid()}-{self.generation}"
         log = MappedLog(self.folder / f"{process}.jsonl")
         parent, self.path = "" if self.path is None else self.path.stem, log.path
-        now = time.monotonic_ns()
+        now = monotonic_ns()
         header = msgspec.structs.replace(
             self._header, process=process, parent=parent, boot=_boot(), wall=time.time_ns(), at=now
         )
