@@ -190,9 +190,10 @@ def judge_files(paths: Sequence[Path], level: str = "must") -> FilesJudged:
     run.through()
     outcomes = tuple(_outcome(rule, run, live) for rule in catalogue().values() if rule.profile in profiles)
     judged = _verdict(outcomes, profiles, run, level)
-    return FilesJudged(
-        judged, run.judge.found, dict(run.judge.counts), tuple(run.notes()), run.events, len(run.judge.ranks)
-    )
+    able = {(o.id, code) for o in outcomes for code in run.able(catalogue()[o.id], live)}
+    found = {key: kept for key, kept in run.judge.found.items() if key in able}
+    counts = {key: run.judge.counts[key] for key in found}
+    return FilesJudged(judged, found, counts, tuple(run.notes()), run.events, len(run.judge.ranks))
 
 
 class _Run:
@@ -250,6 +251,17 @@ class _Run:
                     )
             self.config = {**event.facts, **self.config}
 
+    def lacks(self, rule: Rule, live: bool) -> dict[str, tuple[str, ...]]:
+        """The codes of a rule that the claims bind, each with what the files do not have to judge it on."""
+        stated = self.claims is not None
+        bound = rule.bound(self.claims) if self.claims is not None else tuple(code.name for code in rule.codes)
+        seen = frozenset(self.seen)
+        return {code: lacking(rule, code, seen, self.config, stated) if live else () for code in bound}
+
+    def able(self, rule: Rule, live: bool) -> list[str]:
+        """The codes of a rule that bind and can be judged."""
+        return [code for code, missing in self.lacks(rule, live).items() if not missing]
+
     def notes(self) -> Iterable[str]:
         """What a reader has to know of the files."""
         boots = {source.header.boot for source in self.sources}
@@ -267,12 +279,10 @@ _STATES = (Watch, ClaimsStated, Config)
 
 def _outcome(rule: Rule, run: _Run, live: bool) -> RuleOutcome:
     row: Any = {"id": rule.id, "profile": rule.profile, "level": rule.level}
-    bound = rule.bound(run.claims) if run.claims is not None else tuple(code.name for code in rule.codes)
-    if not bound:
+    lacks = run.lacks(rule, live)
+    if not lacks:
         return RuleOutcome(**row, outcome=NOT_APPLICABLE, reason=f"binds when {rule.binds}")
-    seen = frozenset(run.seen)
-    lacks = {c: lacking(rule, c, seen, run.config, run.claims is not None) if live else () for c in bound}
-    able = [code for code in bound if not lacks[code]]
+    able = [code for code, missing in lacks.items() if not missing]
     blind = _blind(lacks)
     judge = run.judge
     times = sum(judge.exercised.get(rule.id, {}).get(code, 0) for code in able)

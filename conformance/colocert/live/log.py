@@ -19,13 +19,13 @@ _NEWLINE = 10
 
 
 class MappedLog:
-    """Appends lines. The caller sees to it that one thread at a time does."""
+    """Appends lines. The caller sees to it that one thread at a time does. Space is taken `chunk` bytes at a time."""
 
-    __slots__ = ("_at", "_fd", "_map", "_offset", "_size", "path")
+    __slots__ = ("_at", "_chunk", "_fd", "_map", "_offset", "_size", "path")
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, chunk: int = CHUNK) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.path = path
+        self.path, self._chunk = path, chunk
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         self._offset = self._at = self._size = 0
         self._map: mmap.mmap | None = None
@@ -48,7 +48,7 @@ class MappedLog:
         written = self._offset + self._at
         self._drop()
         offset = written - written % mmap.ALLOCATIONGRANULARITY
-        size = -(-(written - offset + needed) // CHUNK) * CHUNK
+        size = -(-(written - offset + needed) // self._chunk) * self._chunk
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(self._fd, offset, size)
         else:  # pragma: no cover - no such call on macOS

@@ -113,12 +113,14 @@ class EngineTags:
         if call in ("release", "resume"):
             return (lambda tags: self._asked(call, tags)), self._obeyed, lambda mark, error: None
         if call == "generate":
-            return (lambda _: self._request()), (lambda mark, result: self._answered()), lambda mark, e: self._answered()
+            return (lambda _: self._request()), self._answered, self._answered
         if call == "update":
-            sent = lambda mark, result: self._emit(  # noqa: E731
-                Send("weights", 0, "unknown", rank=self._recording.rank, owner=self._recording.owner)
+            rank, owner = self._recording.rank, self._recording.owner
+            return (
+                (lambda _: self._emit(Send("weights", 0, "unknown", rank=rank, owner=owner))),
+                lambda mark, result: None,
+                lambda mark, error: None,
             )
-            return (lambda _: None), sent, lambda mark, error: None
         made = {"drain": EngineDrain, "admit": EngineAdmit, "flush": EngineFlush}[call]
         return (lambda _: None), (lambda mark, result: self._emit(made(rank=rank, owner="engine"))), lambda m, e: None
 
@@ -150,11 +152,14 @@ class EngineTags:
         self._recording.measure()
 
     def _request(self) -> bool:
-        self._emit(RequestBegin("", ready=not self._out, rank=self._number, owner="engine"))
-        return True
+        """A request that comes while memory is released is not one in flight: it is refused, or waits."""
+        ready = not self._out
+        self._emit(RequestBegin("", ready=ready, rank=self._number, owner="engine"))
+        return ready
 
-    def _answered(self) -> None:
-        self._emit(RequestEnd("", rank=self._number, owner="engine"))
+    def _answered(self, ready: bool | None, _: object) -> None:
+        if ready:
+            self._emit(RequestEnd("", rank=self._number, owner="engine"))
 
     def _emit(self, event: Any) -> None:
         self._recording.emit(event)

@@ -25,6 +25,7 @@ WORDS: Mapping[str, str] = {
     "sizes": "the sizes of regions",
     "from-start": "the run from its start (from_start=True)",
     "contents": "contents of memory",
+    "versions": "the version that a request saw",
     "touches": "reads of released memory",
     "frees": "frees",
     "allocations": "single allocations",
@@ -97,7 +98,7 @@ _NEEDS: Mapping[str, Mapping[str, str]] = {
     "HO-07": {"started-early": "issues"},
     "HO-08": {"not-refused": "saver engine driver", "effect-before-refusal": "allocations", "lora-refused": "faults"},
     "HO-09": {
-        "stale-version": "trainer requests send",
+        "stale-version": "versions",
         "sync-owed": "trainer send driver",
         "half-released": "saver engine driver",
     },
