@@ -33,7 +33,7 @@ from colocert.rules.catalogue import FOLDS, Rule, catalogue
 from colocert.rules.fold import BaseFold, Finding, Fold, Panel, RunFold
 from colocert.rules.recovery import TagsExist
 from colocert.rules.run_index import IndexedRunView, IndexedTransport
-from colocert.rules.senses import WORDS, lacking
+from colocert.rules.senses import WORDS, ever_judged, lacking
 from colocert.rules.view import View
 from colocert.trace import TraceError
 from colocert.trace.events import (
@@ -186,7 +186,7 @@ def judge_files(paths: Sequence[Path], level: str = "must") -> FilesJudged:
     rules = [rule for rule in catalogue().values() if rule.profile in profiles and rule.id in FOLDS]
     if not rules:
         raise TraceError(paths[0], 1, f"profile must be one with rules (got {profiles[0]!r})")
-    run = _Run(StreamJudge(rules), sources)
+    run = _Run(StreamJudge(rule for rule in rules if not live or ever_judged(rule)), sources)
     run.through()
     outcomes = tuple(_outcome(rule, run, live) for rule in catalogue().values() if rule.profile in profiles)
     judged = _verdict(outcomes, profiles, run, level)

@@ -110,6 +110,8 @@ _NEEDS: Mapping[str, Mapping[str, str]] = {
 }
 """By rule and code. LC-06 compares calls from equal states, of which live contents are a part."""
 
+RECORDABLE = frozenset("saver trainer engine requests send issues driver sizes from-start single-step".split())
+
 UNCONDITIONAL = frozenset({"LC-05", "LC-20"})
 """Rules that read neither claims nor configuration."""
 
@@ -129,3 +131,8 @@ def lacking(rule: Rule, code: str, seen: frozenset[str], config: Mapping[str, An
     if config.get("accumulate", 1) == 1 and not config.get("multi_lora"):
         has.add("single-step")
     return tuple(need for need in needs if need not in has)
+
+
+def ever_judged(rule: Rule) -> bool:
+    """Whether some code of the rule can be judged on some recording of a real run."""
+    return any(set(needs.split()) <= RECORDABLE for needs in _NEEDS.get(rule.id, {}).values())
