@@ -18,7 +18,12 @@ from typing import Any
 
 from colocert_fixtures.synthetic import EVENTS_PER_ITERATION, write_run
 
-EXPECTED = {("LC-01", "default-kept"), ("HO-01", "caches-before-trainer"), ("HO-06", "before-release"), ("HO-11", "trainer-resident")}
+EXPECTED = {
+    ("LC-01", "default-kept"),
+    ("HO-01", "caches-before-trainer"),
+    ("HO-06", "before-release"),
+    ("HO-11", "trainer-resident"),
+}
 """What follows from one trainer that stays where it is when it was put to sleep."""
 
 

@@ -54,7 +54,9 @@ def judge_command(given: Sequence[Path], level: str) -> int:
     lines: Iterator[Styled] = summary(result.judged)
     for line in lines:
         console.print(line.text, style=line.style or None, markup=False)
-    console.print(f"read: {result.events} events of {result.ranks} processes or ranks in {len(paths)} files", markup=False)
+    console.print(
+        f"read: {result.events} events of {result.ranks} processes or ranks in {len(paths)} files", markup=False
+    )
     for note in result.notes:
         console.print(f"note: {note}", markup=False)
     last = verdict_line(result.judged)

@@ -122,7 +122,7 @@ class StreamJudge:
             panel = self._panel(file, event.rank)
         panel.feed(event)
         if event.__class__ is SaverAlloc:
-            self._tags.add(event.tag)  # type: ignore[union-attr]
+            self._tags.add(event.tag)
 
     def _panel(self, file: int, rank: int) -> Panel:
         mine = View()
@@ -130,13 +130,13 @@ class StreamJudge:
         return made
 
     def started(self, header: Header) -> None:
-        """A live file begins: where a process had its place before, and it is not that one's child, that one is gone."""
+        """A live file begins. If a process had its place before, and is not its parent, that one is gone."""
         if (header.owner, header.rank) in self.ranks and not header.parent:
             self._view.replaced(header.owner, header.rank)
         self.ranks.add((header.owner, header.rank))
 
     def died_in(self, file: int, line: int, call: SaverCall) -> None:
-        """A file ends in this saver call: if the saver saw an illegal transition in it, that is what ended the process."""
+        """A file ends in this saver call. An illegal transition in it is what ended the process."""
         panel = self._panels.get((file, call.rank))
         if panel is None or call.owner:
             return
@@ -247,7 +247,9 @@ class _Run:
                 mine, other = event.facts.get(name), self.config.get(name)
                 if None not in (mine, other) and mine != other:
                     raise TraceError(
-                        source.path, source.line, f"config {name} must be that of the other files, {other!r} (got {mine!r})"
+                        source.path,
+                        source.line,
+                        f"config {name} must be that of the other files, {other!r} (got {mine!r})",
                     )
             self.config = {**event.facts, **self.config}
 
@@ -266,7 +268,7 @@ class _Run:
         """What a reader has to know of the files."""
         boots = {source.header.boot for source in self.sources}
         if len(boots) > 1 and not any(source.marks for source in self.sources):
-            yield f"{len(boots)} machines without hand-off marks: ranks of different ones are in the order of their time of day"
+            yield f"{len(boots)} machines without hand-off marks: their ranks are in the order of their time of day"
         for source in self.sources:
             if source.tail:
                 yield f"{source.path}:{source.line + 1}: {source.tail}"

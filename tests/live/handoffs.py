@@ -33,7 +33,9 @@ def _paths(recordings: list[Recording]) -> list[Path]:
 def of_a_driver(implementation: Any, scenario: Scenario, folder: Path) -> tuple[list[AnyEvent], list[Path]]:
     """The suite's events of a hand-off scenario, and the files of a recording a rank."""
     claims, events = Claims.of(implementation.claims), list[AnyEvent]()
-    rig = Rig(scenario.build_config(), claims, events.append, capacity=ROOM_ON_DEVICE, started=False, seed=scenario.seed)
+    rig = Rig(
+        scenario.build_config(), claims, events.append, capacity=ROOM_ON_DEVICE, started=False, seed=scenario.seed
+    )
 
     def recording(rank: int) -> Recording:
         return colocert.record(folder, rank=rank, claims=claims, config=rig.config, from_start=True)  # type: ignore[operator]

@@ -126,7 +126,9 @@ class Recording:
 
     # ---- what is recorded
 
-    def saver(self, saver: Any, *, regions: Mapping[str, bool] | None = None, nbytes: Mapping[str, int] | None = None) -> Any:
+    def saver(
+        self, saver: Any, *, regions: Mapping[str, bool] | None = None, nbytes: Mapping[str, int] | None = None
+    ) -> Any:
         """Records a `torch_memory_saver`: regions by tag, and each release and resume that returned.
 
         `regions` says which tags had memory before this call, and whether with a host backup; `nbytes` their sizes.

@@ -64,8 +64,8 @@ class Patches:
             setattr(target, name, wrapper)
         except (AttributeError, TypeError) as error:
             raise TypeError(
-                f"{name} of {type(target).__name__} must be replaceable to be recorded (got {error}): record the object "
-                "behind it, or a subclass without __slots__"
+                f"{name} of {type(target).__name__} must be replaceable to be recorded (got {error}): record the "
+                "object behind it, or a subclass without __slots__"
             ) from error
         self._undo.append((target, name, had, before))
 
@@ -147,7 +147,7 @@ def wrap_saver(
         patches.put(saver, "cuda_graph", _wrapper(recording, saver.cuda_graph, cuda_graph))
     for op in ("pause", "resume"):
         patches.put(saver, op, _wrapper(recording, getattr(saver, op), move(op)))
-    recording.watch("saver", *(["sizes"] if nbytes else []))
+    recording.watch("saver", *(["sizes"] if set(regions) and set(regions) <= set(nbytes) else []))
 
 
 def wrap_trainer(recording: Recording, patches: Patches, trainer: Any, role: str, methods: Mapping[str, str]) -> None:
@@ -193,7 +193,9 @@ def wrap_engine(
             return before(read(args, kwargs) if call in ("release", "resume") else None)
 
         patches.put(client, method, _spanning(recording, getattr(client, method), start, after, failed))
-    recording.watch("engine", *(s for c, s in _SENSES.items() if c in found))
+    facts = recording.config
+    sized = "engine_mirror" in facts and tags and set(tags) <= set(facts.get("engine_sizes", {}))
+    recording.watch("engine", *(["engine-sizes"] if sized else []), *(s for c, s in _SENSES.items() if c in found))
 
 
 _SENSES = {"generate": "requests", "update": "send"}

@@ -22,7 +22,8 @@ WORDS: Mapping[str, str] = {
     "send": "an engine's update calls",
     "issues": "a driver's handles",
     "driver": "the driver's calls",
-    "sizes": "the sizes of regions",
+    "sizes": "the sizes of regions (nbytes=)",
+    "engine-sizes": "a config with engine_sizes and engine_mirror",
     "from-start": "the run from its start (from_start=True)",
     "contents": "contents of memory",
     "versions": "the version that a request saw",
@@ -91,7 +92,7 @@ _NEEDS: Mapping[str, Mapping[str, str]] = {
         "weights-before-trainer": "saver engine",
         "computed-before-weights": "contents",
     },
-    "HO-03": {"copies-coexist": "saver engine sizes"},
+    "HO-03": {"copies-coexist": "saver engine sizes engine-sizes"},
     "HO-04": {"resident-together": "saver trainer engine send", "more-than-the-sync-reads": "contents"},
     "HO-05": {"weights-out-at-start": "saver engine from-start", "weights-in-at-start": "saver engine from-start"},
     "HO-06": {"before-sync": "trainer engine send", "before-release": "saver engine"},
@@ -110,7 +111,11 @@ _NEEDS: Mapping[str, Mapping[str, str]] = {
 }
 """By rule and code. LC-06 compares calls from equal states, of which live contents are a part."""
 
-RECORDABLE = frozenset("saver trainer engine requests send issues driver sizes from-start single-step".split())
+RECORDABLE = frozenset(
+    ("saver", "trainer", "engine", "requests", "send", "issues", "driver")
+    + ("sizes", "engine-sizes", "from-start", "single-step")
+)
+"""What recordings of real runs can have."""
 
 UNCONDITIONAL = frozenset({"LC-05", "LC-20"})
 """Rules that read neither claims nor configuration."""

@@ -56,7 +56,9 @@ class Source:
             raise TraceError(path, 1, f"a recording begins with a header line (got a {type(event).__name__} event)")
         if event.schema != SCHEMA_VERSION:
             raise TraceError(
-                path, 1, f"schema must be {SCHEMA_VERSION} (got {event.schema}): judge it with the colocert that wrote it"
+                path,
+                1,
+                f"schema must be {SCHEMA_VERSION} (got {event.schema}): judge it with the colocert that wrote it",
             )
         self.header = event
         self._at = event.at
@@ -69,7 +71,8 @@ class Source:
             return None
         self.line += 1
         if raw[-1:] != b"\n" or raw[:1] == b"\0":
-            return self._torn(raw)
+            self._torn(raw)
+            return None
         try:
             return _decoder.decode(raw)
         except msgspec.ValidationError as error:
@@ -94,7 +97,6 @@ class Source:
         self.line -= 1
         if written:
             self.tail = f"line {self.line + 1} is incomplete and was left out"
-        return None
 
     def next(self) -> AnyEvent | None:
         """The next event, checked against the ones before it."""
@@ -110,7 +112,9 @@ class Source:
             last = self._seq.get(event.rank, 0)
             if event.seq <= last:
                 raise TraceError(
-                    self.path, self.line, f"seq must rise within rank {event.rank} (got {event.seq} after {last}): {MOVED}"
+                    self.path,
+                    self.line,
+                    f"seq must rise within rank {event.rank} (got {event.seq} after {last}): {MOVED}",
                 )
             self._seq[event.rank] = event.seq
         return event
@@ -120,15 +124,21 @@ class Source:
             raise TraceError(self.path, self.line, f"nothing follows the closing line (got {type(event).__name__})")
         if event.seq != self.line - 1:
             raise TraceError(
-                self.path, self.line, f"seq must be {self.line - 1}, one more than in the line before (got {event.seq}): {MOVED}"
+                self.path,
+                self.line,
+                f"seq must be {self.line - 1}, one more than in the line before (got {event.seq}): {MOVED}",
             )
         if event.at < self._at:
-            raise TraceError(self.path, self.line, f"the clock must not fall (got {event.at} after {self._at}): {MOVED}")
+            raise TraceError(
+                self.path, self.line, f"the clock must not fall (got {event.at} after {self._at}): {MOVED}"
+            )
         self._at = event.at
         if isinstance(event, HandOff):
             self.marks += 1
             if event.number != self.marks:
-                raise TraceError(self.path, self.line, f"hand-off mark {self.marks} must come next (got {event.number})")
+                raise TraceError(
+                    self.path, self.line, f"hand-off mark {self.marks} must come next (got {event.number})"
+                )
         elif isinstance(event, Closed):
             self.closed = True
 
@@ -155,7 +165,9 @@ def open_all(paths: Sequence[Path]) -> list[Source]:
         for source in sources:
             other = seen.setdefault(source.header.process, source)
             if other is not source:
-                raise TraceError(source.path, 1, f"process {source.header.process} must be given once (got {other.path} too)")
+                raise TraceError(
+                    source.path, 1, f"process {source.header.process} must be given once (got {other.path} too)"
+                )
     return sources
 
 
@@ -180,10 +192,7 @@ def merged(sources: Sequence[Source]) -> Iterator[tuple[Source, AnyEvent]]:
         _, _, index = heap[0]
         source = sources[index]
         event = ready[index]
-        if len(heap) > 1:
-            until = min(heap[1], heap[2]) if len(heap) > 2 else heap[1]
-        else:
-            until = None
+        until = min(heap[1:3], default=None)
         while event is not None:
             epoch = source.marks if several else 0
             if isinstance(event, HandOff) and several:
@@ -200,5 +209,7 @@ def merged(sources: Sequence[Source]) -> Iterator[tuple[Source, AnyEvent]]:
         for source in sources:
             if not source.marks:
                 raise TraceError(
-                    source.path, source.line, "files of several machines need hand-off marks (got none here): call handoff() in all"
+                    source.path,
+                    source.line,
+                    "files of several machines need hand-off marks (got none here): call handoff() in all",
                 )
