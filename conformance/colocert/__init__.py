@@ -4,7 +4,7 @@ The public surface: what an implementation needs to describe itself and to be dr
 matplotlib. `colocert.record(...)`, which records a real run, is imported when it is first asked for.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from colocert.rig import (
     Claims,
@@ -19,6 +19,9 @@ from colocert.rig import (
     SaverRefused,
     Trainer,
 )
+
+if TYPE_CHECKING:
+    from colocert.live import record as record
 
 __version__ = "0.1.0"
 

@@ -112,8 +112,19 @@ _NEEDS: Mapping[str, Mapping[str, str]] = {
 """By rule and code. LC-06 compares calls from equal states, of which live contents are a part."""
 
 RECORDABLE = frozenset(
-    ("saver", "trainer", "engine", "requests", "send", "issues", "driver")
-    + ("sizes", "engine-sizes", "from-start", "single-step")
+    {
+        "saver",
+        "trainer",
+        "engine",
+        "requests",
+        "send",
+        "issues",
+        "driver",
+        "sizes",
+        "engine-sizes",
+        "from-start",
+        "single-step",
+    }
 )
 """What recordings of real runs can have."""
 
