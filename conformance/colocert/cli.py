@@ -152,7 +152,11 @@ def _rules(arguments: argparse.Namespace) -> int:
 
 def _judge(arguments: argparse.Namespace) -> int:
     folder = arguments.files[0]
-    if len(arguments.files) > 1 or folder.is_file() or (folder.is_dir() and any(folder.glob("*.jsonl"))):
+    if (
+        len(arguments.files) > 1
+        or folder.is_file()
+        or (any(folder.glob("*.jsonl")) and not (folder / "record.json").exists())
+    ):
         return cli_judge.judge_command(arguments.files, str(arguments.level))
     from rich.console import Console
 

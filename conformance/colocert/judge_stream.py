@@ -37,7 +37,9 @@ from colocert.rules.senses import WORDS, ever_judged, lacking
 from colocert.rules.view import View
 from colocert.trace import TraceError
 from colocert.trace.events import (
+    Ack,
     AnyEvent,
+    CallIssue,
     ClaimsStated,
     Closed,
     Config,
@@ -56,7 +58,8 @@ KEPT = 3
 """Findings kept of a rule and code."""
 
 _AGREE = ("lora", "peak_device", "offload_train", "offload_rollout")
-_APART = (Watch, Measured, HandOff, Closed)
+_APART = frozenset({Watch, Measured, HandOff, Closed})
+_ISSUES = frozenset({CallIssue, Ack})
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -92,7 +95,7 @@ class StreamJudge:
         self._whole = Panel(self._view, [self._made(fold, self._view) for fold in by_run]) if by_run else None
         self._panels: dict[tuple[int, int], Panel] = {}
         self._tags: set[str] = set()
-        self._here = Place(0, 0)
+        self._file = self._line = 0
         self.found: dict[tuple[str, str], list[Found]] = {}
         self.counts: Counter[tuple[str, str]] = Counter()
         self.exercised: dict[str, dict[str, int]] = {}
@@ -108,14 +111,14 @@ class StreamJudge:
         self.counts[key] += 1
         kept = self.found.setdefault(key, [])
         if len(kept) < KEPT:
-            kept.append(Found(finding, self._here))
+            kept.append(Found(finding, Place(self._file, self._line)))
 
     def feed(self, file: int, line: int, event: AnyEvent) -> None:
         """Moves everything past one event."""
-        self._here = Place(file, line)
+        self._file, self._line = file, line
         if self._whole is not None:
             self._whole.feed(event)
-        if event.owner:
+        if event.owner or event.__class__ in _ISSUES:
             return
         panel = self._panels.get((file, event.rank))
         if panel is None:
@@ -276,7 +279,7 @@ class _Run:
                 yield f"{source.path}:{source.line}: ends without a closing line: the process ended, or still runs"
 
 
-_STATES = (Watch, ClaimsStated, Config)
+_STATES = frozenset({Watch, ClaimsStated, Config})
 
 
 def _outcome(rule: Rule, run: _Run, live: bool) -> RuleOutcome:

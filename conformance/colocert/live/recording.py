@@ -3,7 +3,7 @@
 Knows the process, its rank, its clock and its file. Does not know how a saver, engine or trainer is wrapped
 (`colocert.live.wrap`), and judges nothing.
 
-    recording = colocert.record("traces", rank=rank, claims=..., config=...)    file opened at the first event
+    recording = colocert.record("traces", rank=rank, claims=..., config=...)    written from the first of the next line on
     recording.saver(...) recording.trainer(...) recording.engine(...)           objects patched in place
     the run                                                                     an event each; off() and on() at will
     recording.close()                                                           patches undone, the file cut to size
@@ -107,6 +107,7 @@ class Recording:
         self.claims, self.config = claims, config
         self.problem = ""
         self.path: Path | None = None
+        self._parent, self._marks = "", 0
         self.recording = True
         self._header = header
         self._device_bytes, self._host_bytes = device_bytes, host_bytes
@@ -121,7 +122,7 @@ class Recording:
         self._log: MappedLog | None = None
         self._writer = 0
         self._waiting: list[Event] = []
-        self._seq = self._marks = self.calls = 0
+        self._seq = self.calls = 0
         self.generation = secrets.token_hex(4)
 
     # ---- what is recorded
@@ -186,8 +187,8 @@ class Recording:
     def handoff(self, name: str = "") -> None:
         """Marks, in every process alike, that all have acknowledged what came before; orders ranks across machines."""
         with self._marking:
+            self.emit(HandOff(self._marks + 1, name, rank=self.rank, owner=self.owner))
             self._marks += 1
-            self.emit(HandOff(self._marks, name, rank=self.rank, owner=self.owner))
 
     def believed(self, released: Mapping[str, bool]) -> None:
         """What the framework's own flags say is released. A statement; nothing passes on it."""
@@ -198,12 +199,14 @@ class Recording:
     # ---- off and on, undone, closed
 
     def off(self) -> None:
-        """Stops writing; the wrapped calls go straight through."""
-        self.recording = False
+        """Stops writing and ends the file. What is released is still followed."""
+        self._end()
 
     def on(self) -> None:
-        """Writes again. What happened in between is not in the file: state that changed meanwhile is not known."""
-        self.recording = not self.problem
+        """Writes again, into a new file, which begins with what is released now. Does nothing after a problem."""
+        if not self.recording and not self.problem:
+            self._forget()
+            self.recording = True
 
     def undo(self) -> None:
         """Gives every wrapped object its own methods back."""
@@ -212,6 +215,9 @@ class Recording:
     def close(self) -> None:
         """Undoes the patches, writes the closing line and cuts the file to size."""
         self.undo()
+        self._end()
+
+    def _end(self) -> None:
         if self._log is not None:
             self.emit(Closed(rank=self.rank, owner=self.owner))
         self.recording = False
@@ -228,13 +234,17 @@ class Recording:
 
     # ---- writing
 
+    @property
+    def started(self) -> bool:
+        """Whether there is a file; it begins with all that is known by then."""
+        return self._log is not None
+
     def watch(self, *what: str) -> None:
         """From here on these can be seen."""
         new = [w for w in what if w not in self._watched]
-        if new:
-            self._watched += new
-            if self._log is not None:
-                self.emit(Watch(new, rank=self.rank, owner=self.owner))
+        if self._log is None or new:
+            self.emit(Watch(new, rank=self.rank, owner=self.owner))
+        self._watched += new
 
     def emit(self, event: Event) -> None:
         """Writes one event. Never raises; keeps the order of one event after another in every thread."""
@@ -284,10 +294,16 @@ class Recording:
     def _open(self) -> MappedLog:
         process = f"{self.owner or 'trainer'}-{self.rank:05}-{os.getpid()}-{self.generation}"
         log = MappedLog(self.folder / f"{process}.jsonl")
-        parent, self.path = "" if self.path is None else self.path.stem, log.path
+        self.path = log.path
         now = monotonic_ns()
         header = msgspec.structs.replace(
-            self._header, process=process, parent=parent, boot=_boot(), wall=time.time_ns(), at=now
+            self._header,
+            process=process,
+            parent=self._parent,
+            boot=_boot(),
+            wall=time.time_ns(),
+            marks=self._marks,
+            at=now,
         )
         log.append(_encode(header))
         self._log = log
@@ -297,11 +313,14 @@ class Recording:
             self._write(log, ClaimsStated(self.claims, rank=self.rank, owner=self.owner))
         if self._watched:
             self._write(log, Watch(list(self._watched), rank=self.rank, owner=self.owner))
+        for event in self._patches.state():
+            self._write(log, event)
         return log
 
     def _forked(self) -> None:
         if self._log is not None:
             self._log.abandon()
+        self._parent, self._marks = "" if self.path is None else self.path.stem, 0
         self._forget()
         if "from-start" in self._watched:
             self._watched.remove("from-start")

@@ -57,9 +57,23 @@ class SaverTags:
                 return
             name = tag if (tag, not backup) not in self._regions else f"{tag}.{'backup' if backup else 'plain'}"
             self._regions[tag, backup] = name
+        if self._recording.started:
+            self._recording.emit(self._alloc(tag, backup, name))
+
+    def _alloc(self, tag: str, backup: bool, name: str) -> SaverAlloc:
         made = self._recording
         size, kind = self._nbytes.get(tag, 0), KIND_OF_TAG.get(tag, "other")
-        made.emit(SaverAlloc(tag, name, size, backup, kind, rank=made.rank, owner=made.owner))
+        return SaverAlloc(tag, name, size, backup, kind, rank=made.rank, owner=made.owner)
+
+    def state(self) -> list[Any]:
+        """The regions, and which of them are released, as events."""
+        made, found = self._recording, list[Any]()
+        for (tag, backup), name in list(self._regions.items()):
+            found.append(self._alloc(tag, backup, name))
+            if name in self._out:
+                size = self._nbytes.get(tag, 0)
+                found.append(SaverPause(tag, name, size, backup, 0, rank=made.rank, owner=made.owner))
+        return found
 
     def moved(self, op: str, tag: str | None, number: int) -> None:
         """A release or resume returned: all of the tag, or of every tag, has been moved."""
@@ -99,13 +113,20 @@ class EngineTags:
 
     def attached(self) -> None:
         """The engine's memory, as far as it was named."""
-        facts, rank = self._recording.config, self._number
+        if self._recording.started:
+            for event in self.state():
+                self._emit(event)
+
+    def state(self) -> list[Any]:
+        """The tags, and which of them are released, as events."""
+        facts, rank, found = self._recording.config, self._number, list[Any]()
         for tag in self._tags:
             backup = tag == "weights" and bool(facts.get("engine_mirror"))
             size = int(facts.get("engine_sizes", {}).get(tag, 0))
-            self._emit(SaverAlloc(tag, _name(tag), size, backup, tag, rank=rank, owner="engine"))
+            found.append(SaverAlloc(tag, _name(tag), size, backup, tag, rank=rank, owner="engine"))
             if tag in self._out:
-                self._emit(SaverPause(tag, _name(tag), size, backup, 0, rank=rank, owner="engine"))
+                found.append(SaverPause(tag, _name(tag), size, backup, 0, rank=rank, owner="engine"))
+        return found
 
     def events(self, call: str) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
         """What to write before a call, after it has returned, and after it has raised."""

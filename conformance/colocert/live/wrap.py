@@ -78,6 +78,10 @@ class Patches:
             else:
                 delattr(target, name)
 
+    def state(self) -> list[Any]:
+        """Events that say what is known of all memory now."""
+        return [event for known in self._states for event in known.state()]
+
     def keep(self, state: SaverTags | EngineTags) -> None:
         self._states.append(state)
 
@@ -241,24 +245,28 @@ def _calls(recording: Recording, original: Callable[..., Any], actor: str, call:
         number = recording.calls
         token = _inside.set(True) if nests else None
         recording.emit(CallBegin(actor, call, number, rank=rank, owner=owner))
-        return number, token
+        return number, token, recording.generation if recording.recording else ""
 
-    def leave(mark: Any) -> int:
-        number, token = mark
+    def leave(mark: Any) -> tuple[int, bool]:
+        """The call's number, and whether its begin is in the file that is being written."""
+        number, token, generation = mark
         if token is not None:
             _inside.reset(token)
-        return int(number)
+        return number, generation == recording.generation
 
     def after(mark: Any, result: Any) -> None:
         if mark is not None:
-            recording.emit(CallEnd(actor, call, leave(mark), rank=rank, owner=owner))
-            recording.measure()
+            number, begun = leave(mark)
+            if begun:
+                recording.emit(CallEnd(actor, call, number, rank=rank, owner=owner))
+                recording.measure()
 
     def failed(mark: Any, error: BaseException) -> None:
         if mark is not None:
-            number = leave(mark)
-            said = type(error).__name__
-            recording.emit(CallRaise(actor, call, number, said, str(error)[:300], rank=rank, owner=owner))
+            number, begun = leave(mark)
+            if begun:
+                said = type(error).__name__
+                recording.emit(CallRaise(actor, call, number, said, str(error)[:300], rank=rank, owner=owner))
 
     return _spanning(recording, original, start, after, failed)
 
@@ -275,8 +283,6 @@ def _spanning(
 
         @functools.wraps(original)
         async def later(*args: Any, **kwargs: Any) -> Any:
-            if not recording.recording:
-                return await original(*args, **kwargs)
             mark = _safely(recording, start, args, kwargs)
             try:
                 result = await original(*args, **kwargs)
@@ -290,8 +296,6 @@ def _spanning(
 
     @functools.wraps(original)
     def now(*args: Any, **kwargs: Any) -> Any:
-        if not recording.recording:
-            return original(*args, **kwargs)
         mark = _safely(recording, start, args, kwargs)
         try:
             result = original(*args, **kwargs)
@@ -317,8 +321,6 @@ def _safely(recording: Recording, work: Callable[..., Any], *args: Any) -> Any:
 def _wrapper(recording: Recording, original: Callable[..., Any], around: Around) -> Callable[..., Any]:
     @functools.wraps(original)
     def method(*args: Any, **kwargs: Any) -> Any:
-        if not recording.recording:
-            return original(*args, **kwargs)
         return around(original, args, kwargs)
 
     return method

@@ -35,7 +35,7 @@ class Header(Event, tag="trace"):
 
     `live`: a recording of a real run, one file a process. `process` names it, `parent` the one it was forked from;
     `boot` is equal on one boot of one machine, whose processes share the clock of `at`; `wall` is the time of day at
-    `at`, in nanoseconds.
+    `at`, in nanoseconds; `marks` the hand-off marks made before.
     """
 
     schema: int
@@ -47,6 +47,7 @@ class Header(Event, tag="trace"):
     parent: str = ""
     boot: str = ""
     wall: int = 0
+    marks: int = 0
 
 
 class Config(Event, tag="config"):

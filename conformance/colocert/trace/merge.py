@@ -61,6 +61,7 @@ class Source:
                 f"schema must be {SCHEMA_VERSION} (got {event.schema}): judge it with the colocert that wrote it",
             )
         self.header = event
+        self.marks = event.marks
         self._at = event.at
         self._seq: dict[int, int] = {}
 
