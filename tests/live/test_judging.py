@@ -170,6 +170,30 @@ def test_findings_are_counted_and_only_the_first_are_kept(tmp_path: Path) -> Non
     assert len(result.found["LC-01", "default-kept"]) == 3
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_driver_that_does_not_wait_for_every_rank_is_found(waits: bool, tmp_path: Path) -> None:
+    claims, config = Claims.of(implementation.claims), {"lora": True, "peak_device": "gpu"}
+
+    class ObjectRef: ...
+
+    class Handle:
+        def train(self) -> ObjectRef:
+            return ObjectRef()
+
+        sleep = train
+
+    with record(tmp_path, rank=0, owner="driver", claims=claims, config=config) as recording:
+        handles = [recording.handle(Handle(), rank=n, train="train", sleep="sleep") for n in range(3)]
+        for reference in [handle.train() for handle in handles][0 if waits else 1 :]:
+            recording.acknowledged(reference)
+        for handle in handles:
+            handle.sleep()
+    assert recording.path is not None
+    result = judge_files([recording.path])
+    assert set(result.counts) == (set() if waits else {("HO-07", "started-early")})
+    assert {o.id: o.outcome for o in result.judged.rules}["HO-07"] == ("pass" if waits else "fail")
+
+
 # ---- the order of several files
 
 

@@ -34,6 +34,7 @@ def test_two_cycles_are_recorded_with_their_bytes(tmp_path: Path) -> None:
     assert {o.id for o in result.judged.rules if o.outcome == "pass"} == {"LC-05", "LC-20"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "code"),
     [(real_saver.pauses_twice, "double-release"), (real_saver.tagless_after_partial, "tagless-after-partial")],

@@ -3,8 +3,8 @@
 Knows the process, its rank, its clock and its file. Does not know how a saver, engine or trainer is wrapped
 (`colocert.live.wrap`), and judges nothing.
 
-    recording = colocert.record("traces", rank=rank, claims=..., config=...)    written from the first of the next line on
-    recording.saver(...) recording.trainer(...) recording.engine(...)           objects patched in place
+    recording = colocert.record("traces", rank=rank, claims=..., config=...)    nothing written yet
+    recording.saver(...) recording.trainer(...) recording.engine(...)           file opened, objects patched in place
     the run                                                                     an event each; off() and on() at will
     recording.close()                                                           patches undone, the file cut to size
 
