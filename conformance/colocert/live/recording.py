@@ -278,9 +278,14 @@ class Recording:
         event.at = monotonic_ns()
         log.append(_encode(event))
 
+    @property
+    def measures(self) -> bool:
+        """Whether bytes were asked for."""
+        return self._device_bytes is not None or self._host_bytes
+
     def measure(self) -> None:
         """Writes the bytes of device and process, where they were asked for."""
-        if not self.recording or (self._device_bytes is None and not self._host_bytes):
+        if not (self.recording and self.measures):
             return
         try:
             free, total = (-1, -1) if self._device_bytes is None else self._device_bytes()

@@ -41,6 +41,7 @@ class SaverTags:
 
     def forget(self) -> None:
         self._regions: dict[tuple[str, bool], str] = {}
+        self._of: dict[str | None, list[tuple[str, bool, str, int]]] = {}
         self._out: set[str] = set()
         self._number = 0
 
@@ -57,6 +58,7 @@ class SaverTags:
                 return
             name = tag if (tag, not backup) not in self._regions else f"{tag}.{'backup' if backup else 'plain'}"
             self._regions[tag, backup] = name
+            self._of = {}
         if self._recording.started:
             self._recording.emit(self._alloc(tag, backup, name))
 
@@ -77,11 +79,15 @@ class SaverTags:
 
     def moved(self, op: str, tag: str | None, number: int) -> None:
         """A release or resume returned: all of the tag, or of every tag, has been moved."""
-        made, out = self._recording, self._out
-        for (mine, backup), name in list(self._regions.items()):
-            if tag is not None and mine != tag:
-                continue
-            size = self._nbytes.get(mine, 0)
+        made, out, known = self._recording, self._out, self._of
+        chosen = known.get(tag)
+        if chosen is None:
+            chosen = known[tag] = [
+                (mine, backup, name, self._nbytes.get(mine, 0))
+                for (mine, backup), name in list(self._regions.items())
+                if tag in (None, mine)
+            ]
+        for mine, backup, name, size in chosen:
             if op == "pause" and name not in out:
                 out.add(name)
                 made.emit(SaverPause(mine, name, size, backup, number, rank=made.rank, owner=made.owner))

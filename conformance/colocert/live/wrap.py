@@ -126,31 +126,37 @@ def wrap_saver(
         tags.opened(str(tag), bool(_argument(args, kwargs, 5, "enable_cpu_backup", False)))
         return manager
 
-    def move(op: str) -> Around:
-        def around(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            given = _argument(args, kwargs, 0, "tag", None)
-            tag = str(given) if given else None
-            number = tags.next_call()
-            recording.emit(SaverCall(op, tag, number, rank=recording.rank, owner=recording.owner))
+    def move(op: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        emit, rank, owner = recording.emit, recording.rank, recording.owner
+        next_call, moved, measures = tags.next_call, tags.moved, recording.measures
+
+        @functools.wraps(original)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            tag = (args[0] if args else kwargs.get("tag")) or None
+            if tag is not None and tag.__class__ is not str:
+                tag = str(tag)
+            number = next_call()
+            emit(SaverCall(op, tag, number, rank=rank, owner=owner))
             try:
                 result = original(*args, **kwargs)
             except Exception:
-                recording.emit(SaverRefused(op, tag, number, rank=recording.rank, owner=recording.owner))
+                emit(SaverRefused(op, tag, number, rank=rank, owner=owner))
                 raise
             except BaseException:
                 tags.ended(op, tag, number)
                 raise
-            tags.moved(op, tag, number)
-            recording.measure()
+            moved(op, tag, number)
+            if measures:
+                recording.measure()
             return result
 
-        return around
+        return method
 
-    patches.put(saver, "region", _wrapper(recording, saver.region, region))
+    patches.put(saver, "region", _wrapper(saver.region, region))
     if callable(getattr(saver, "cuda_graph", None)):
-        patches.put(saver, "cuda_graph", _wrapper(recording, saver.cuda_graph, cuda_graph))
+        patches.put(saver, "cuda_graph", _wrapper(saver.cuda_graph, cuda_graph))
     for op in ("pause", "resume"):
-        patches.put(saver, op, _wrapper(recording, getattr(saver, op), move(op)))
+        patches.put(saver, op, move(op, getattr(saver, op)))
     recording.watch("saver", *(["sizes"] if set(regions) and set(regions) <= set(nbytes) else []))
 
 
@@ -318,7 +324,7 @@ def _safely(recording: Recording, work: Callable[..., Any], *args: Any) -> Any:
         return None
 
 
-def _wrapper(recording: Recording, original: Callable[..., Any], around: Around) -> Callable[..., Any]:
+def _wrapper(original: Callable[..., Any], around: Around) -> Callable[..., Any]:
     @functools.wraps(original)
     def method(*args: Any, **kwargs: Any) -> Any:
         return around(original, args, kwargs)
