@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from colocert.live import record as record
     from colocert.rig import (
         Claims,
         Config,
@@ -43,7 +44,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The names of `__all__`, from `colocert.rig`."""
+    """The names of `__all__`, from `colocert.rig`; and `record`, which records a real run and is callable."""
+    if name == "record":
+        return importlib.import_module("colocert.record")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module("colocert.rig"), name)

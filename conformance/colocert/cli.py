@@ -15,7 +15,7 @@ from string import Template
 from typing import Any
 
 import colocert
-from colocert import cli_baseline, cli_diff, cli_plan, cli_selftest, cli_timeline, cli_verify
+from colocert import cli_baseline, cli_diff, cli_judge, cli_plan, cli_selftest, cli_timeline, cli_verify
 
 USAGE = 4
 
@@ -67,8 +67,8 @@ def _parser() -> argparse.ArgumentParser:
     rules.add_argument("id", nargs="?", metavar="ID")
     rules.set_defaults(run=_rules)
 
-    judge = commands.add_parser("judge", help="judge an evidence folder that was recorded earlier")
-    judge.add_argument("folder", type=Path, metavar="DIR")
+    judge = commands.add_parser("judge", help="judge an evidence folder, or recordings of a real run, made earlier")
+    judge.add_argument("files", type=Path, nargs="+", metavar="DIR|FILE", help="one evidence folder, or .jsonl files")
     judge.add_argument("--level", choices=("must", "should"), default="must")
     judge.set_defaults(run=_judge)
 
@@ -162,6 +162,13 @@ def _rules(arguments: argparse.Namespace) -> int:
 
 
 def _judge(arguments: argparse.Namespace) -> int:
+    folder = arguments.files[0]
+    if (
+        len(arguments.files) > 1
+        or folder.is_file()
+        or (any(folder.glob("*.jsonl")) and not (folder / "record.json").exists())
+    ):
+        return cli_judge.judge_command(arguments.files, str(arguments.level))
     from rich.console import Console
 
     from colocert.judge import Evidence, Selection, judge, narrowed_by
@@ -172,7 +179,7 @@ def _judge(arguments: argparse.Namespace) -> int:
 
     console = Console(highlight=False, soft_wrap=True)
     try:
-        evidence = Evidence(arguments.folder)
+        evidence = Evidence(folder)
         options = evidence.record.options
         judged = judge(evidence, Selection(options.profiles, arguments.level, narrowed=narrowed_by(options)))
     except (EvidenceError, TraceError) as error:

@@ -60,10 +60,10 @@ def test_without_a_named_profile_missing_factories_make_it_partial(reference: Pa
 
 
 def test_a_named_profile_without_a_factory_is_incomplete(reference: Path, tmp_path: Path) -> None:
-    options = Options(profiles=("lifecycle", "engine"))
+    options = Options(profiles=("lifecycle", "live"))
     judged = judge(edited(reference, tmp_path / "e", options=options))
     assert (judged.verdict, judged.exit_code) == ("incomplete", 10)
-    assert judged.profiles == {"lifecycle": "conformant", "engine": "incomplete"}
+    assert judged.profiles == {"lifecycle": "conformant", "live": "incomplete"}
 
 
 def test_no_factory_at_all_is_incomplete(tmp_path: Path) -> None:

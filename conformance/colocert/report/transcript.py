@@ -208,7 +208,7 @@ def _token(e: ev.EngineToken) -> tuple[str, ...]:
 def _any(event: AnyEvent) -> tuple[str, ...]:
     """An event without a layout of its own: its fields, by name."""
     name = str(type(event).__struct_config__.tag)
-    apart = ("rank", "owner", "seq", "statement", "call", "content", "contents", "cached")
+    apart = ("rank", "owner", "seq", "statement", "at", "call", "content", "contents", "cached")
     told = {f: getattr(event, f) for f in event.__struct_fields__ if f not in apart}
     return (name, "", "", facts({f: v for f, v in told.items() if v != []}))
 

@@ -5,7 +5,7 @@ Knows the names and fields of events and the version of the schema. Does not kno
 An event carries `owner` and `rank` (which trainer or engine), `seq` (its place in that rank's stream) and whether it
 is a *statement*: something an adapter said (`rig.record`, `believed()`), on which no rule passes, rather than
 something a double saw happen. Sizes are bytes. `content` is an opaque token for what a region holds: equal tokens,
-equal bits.
+equal bits. `at` is the machine's monotonic clock in nanoseconds, in recordings of real runs only.
 """
 
 from __future__ import annotations
@@ -27,15 +27,27 @@ class Event(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, tag_fiel
     owner: str = ""
     seq: int = 0
     statement: bool = False
+    at: int = 0
 
 
 class Header(Event, tag="trace"):
-    """The first line of a trace file."""
+    """The first line of a trace file.
+
+    `live`: a recording of a real run, one file a process. `process` names it, `parent` the one it was forked from;
+    `boot` is equal on one boot of one machine, whose processes share the clock of `at`; `wall` is the time of day at
+    `at`, in nanoseconds; `marks` the hand-off marks made before.
+    """
 
     schema: int
     scenario: str
     profile: str
     implementation: str = ""
+    live: bool = False
+    process: str = ""
+    parent: str = ""
+    boot: str = ""
+    wall: int = 0
+    marks: int = 0
 
 
 class Config(Event, tag="config"):
@@ -430,6 +442,31 @@ class Note(Event, tag="note"):
     facts: dict[str, Any] = {}
 
 
+class Watch(Event, tag="watch"):
+    """What a recording of a real run sees from here on: saver, trainer, engine, requests, send, issues, driver, …"""
+
+    what: list[str]
+
+
+class BytesSeen(Event, tag="bytes"):
+    """Bytes measured in a real run: free and total of the device, resident of the process. -1: not measured."""
+
+    free: int
+    total: int
+    rss: int
+
+
+class HandOff(Event, tag="handoff"):
+    """Every process of a real run has acknowledged what came before; `number` counts these marks from 1."""
+
+    number: int
+    name: str = ""
+
+
+class Closed(Event, tag="closed"):
+    """The recording of a real run was closed in order: nothing follows."""
+
+
 AnyEvent = (
     Header
     | Config
@@ -475,6 +512,10 @@ AnyEvent = (
     | FolderSeen
     | ProcessEnded
     | Note
+    | Watch
+    | BytesSeen
+    | HandOff
+    | Closed
 )
 
 

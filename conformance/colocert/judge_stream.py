@@ -1,0 +1,339 @@
+"""Judging files of any length: one pass over the merged events, in memory that ranks and tags bound, not events.
+
+Knows which folds look at which events, and which codes a recording of a real run can be judged on (`rules.senses`).
+Does not know how files are merged (`trace.merge`) or shown. A trace of the suite, alone, is judged on all it has.
+
+Of each rule and code the first findings are kept, and all are counted. A real run binds the rules of the lifecycle and
+hand-off profiles; which of them bind is said by the claims that the recordings state.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from colocert.judge import (
+    CONFORMANT,
+    FAIL,
+    INCOMPLETE,
+    NOT_APPLICABLE,
+    NOT_CONFORMANT,
+    NOT_EXERCISED,
+    PASS,
+    Judged,
+    RuleOutcome,
+    Selection,
+)
+from colocert.record.manifest import Options, Record
+from colocert.rules.catalogue import FOLDS, Rule, catalogue
+from colocert.rules.fold import BaseFold, Finding, Fold, Panel, RunFold
+from colocert.rules.recovery import TagsExist
+from colocert.rules.run_index import IndexedRunView, IndexedTransport
+from colocert.rules.senses import WORDS, ever_judged, lacking
+from colocert.rules.view import View
+from colocert.trace import TraceError
+from colocert.trace.events import (
+    Ack,
+    AnyEvent,
+    BytesSeen,
+    CallIssue,
+    ClaimsStated,
+    Closed,
+    Config,
+    HandOff,
+    Header,
+    SaverAlloc,
+    SaverCall,
+    SaverFatal,
+    Watch,
+)
+from colocert.trace.merge import Place, Source, merged, open_all
+
+LIVE_PROFILES = ("lifecycle", "handoff")
+KEPT = 3
+"""Findings kept of a rule and code."""
+
+_AGREE = ("lora", "peak_device", "offload_train", "offload_rollout")
+_APART = frozenset({Watch, BytesSeen, HandOff, Closed})
+_ISSUES = frozenset({CallIssue, Ack})
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A finding with its place."""
+
+    finding: Finding
+    place: Place
+
+
+class _Kept(list[Finding]):
+    """The findings of one fold, on their way to where all are counted."""
+
+    def __init__(self, take: Callable[[Finding], None]) -> None:
+        super().__init__()
+        self._take = take
+
+    def append(self, finding: Finding) -> None:
+        self._take(finding)
+
+
+class StreamJudge:
+    """Folds over a merged stream. `feed` every event with its file's number and line, `ended` every file, then `end`.
+
+    `found` holds the first findings of each rule and code, `counts` how many there were; `exercised` how often each
+    condition occurred.
+    """
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        folds = [IndexedTransport if r.id == "HO-13" else FOLDS[r.id] for r in rules]
+        self._by_rank = [fold for fold in folds if issubclass(fold, Fold)]
+        self._view = IndexedRunView()
+        by_run = [fold for fold in folds if issubclass(fold, RunFold)]
+        self._whole = Panel(self._view, [self._made(fold, self._view) for fold in by_run]) if by_run else None
+        self._panels: dict[tuple[int, int], Panel] = {}
+        self._tags: set[str] = set()
+        self._file = self._line = 0
+        self.found: dict[tuple[str, str], list[Found]] = {}
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.exercised: dict[str, dict[str, int]] = {}
+        self.ranks: set[tuple[str, int]] = set()
+
+    def _made(self, kind: type[BaseFold], view: Any) -> BaseFold:
+        fold = kind(view)
+        fold.findings = _Kept(self._keep)
+        return fold
+
+    def _keep(self, finding: Finding) -> None:
+        key = (finding.rule, finding.code)
+        self.counts[key] += 1
+        kept = self.found.setdefault(key, [])
+        if len(kept) < KEPT:
+            kept.append(Found(finding, Place(self._file, self._line)))
+
+    def feed(self, file: int, line: int, event: AnyEvent) -> None:
+        """Moves everything past one event."""
+        self._file, self._line = file, line
+        if self._whole is not None:
+            self._whole.feed(event)
+        if event.owner or event.__class__ in _ISSUES:
+            return
+        panel = self._panels.get((file, event.rank))
+        if panel is None:
+            panel = self._panel(file, event.rank)
+        panel.feed(event)
+        if event.__class__ is SaverAlloc:
+            self._tags.add(event.tag)
+
+    def _panel(self, file: int, rank: int) -> Panel:
+        mine = View()
+        made = self._panels[file, rank] = Panel(mine, [self._made(fold, mine) for fold in self._by_rank])
+        return made
+
+    def started(self, header: Header) -> None:
+        """A live file begins. If a process had its place before, and is not its parent, that one is gone."""
+        if (header.owner, header.rank) in self.ranks and not header.parent:
+            self._view.replaced(header.owner, header.rank)
+        self.ranks.add((header.owner, header.rank))
+
+    def died_in(self, file: int, line: int, call: SaverCall) -> None:
+        """A file ends in this saver call. An illegal transition in it is what ended the process."""
+        panel = self._panels.get((file, call.rank))
+        if panel is None or call.owner:
+            return
+        assert isinstance(panel.view, View)
+        ledger = panel.view.ledger
+        chosen = [a.name for a in ledger.allocations.values() if call.tag in (None, a.tag)]
+        wrong = [name for name in chosen if (name in ledger.out) is (call.op == "pause")]
+        if wrong:
+            reason = "double-release" if call.op == "pause" else "double-resume"
+            partial = len(wrong) < len(chosen)
+            fatal = SaverFatal(call.op, call.tag, wrong[0], call.saver_call, reason, partial)
+            fatal.rank, fatal.seq, fatal.at = call.rank, call.seq, call.at
+            self.feed(file, line, fatal)
+
+    def end(self) -> None:
+        """Ends every fold."""
+        for panel in [*self._panels.values(), *([] if self._whole is None else [self._whole])]:
+            for fold in panel.folds:
+                if isinstance(fold, TagsExist):  # a tag that another rank of the run has used is no unknown one
+                    for tag in self._tags & set(fold.unknown):
+                        del fold.unknown[tag]
+                fold.end()
+                counts = self.exercised.setdefault(fold.rule, {})
+                for code, times in fold.exercised.items():
+                    counts[code] = counts.get(code, 0) + times
+
+
+class FilesJudged(msgspec.Struct, frozen=True):
+    """The verdict on files. `found`: the first findings by rule and code; `counts`: how many; `notes`: of the files."""
+
+    judged: Judged
+    found: dict[tuple[str, str], list[Found]]
+    counts: dict[tuple[str, str], int]
+    notes: tuple[str, ...]
+    events: int
+    ranks: int
+
+
+def judge_files(paths: Sequence[Path], level: str = "must") -> FilesJudged:
+    """Judges recordings of one run together, or one trace of the suite.
+
+    Raises `TraceError` naming file and line for what is damaged, reordered, of another version or of another run.
+    """
+    sources = open_all(paths)
+    live = sources[0].header.live
+    profiles = LIVE_PROFILES if live else (sources[0].header.profile,)
+    rules = [rule for rule in catalogue().values() if rule.profile in profiles and rule.id in FOLDS]
+    if not rules:
+        raise TraceError(paths[0], 1, f"profile must be one with rules (got {profiles[0]!r})")
+    run = _Run(StreamJudge(rule for rule in rules if not live or ever_judged(rule)), sources)
+    run.through()
+    outcomes = tuple(_outcome(rule, run, live) for rule in catalogue().values() if rule.profile in profiles)
+    judged = _verdict(outcomes, profiles, run, level)
+    able = {(o.id, code) for o in outcomes for code in run.able(catalogue()[o.id], live)}
+    found = {key: kept for key, kept in run.judge.found.items() if key in able}
+    counts = {key: run.judge.counts[key] for key in found}
+    return FilesJudged(judged, found, counts, tuple(run.notes()), run.events, len(run.judge.ranks))
+
+
+class _Run:
+    """One pass: events to the judge, and what the files state about themselves."""
+
+    def __init__(self, judge: StreamJudge, sources: Sequence[Source]) -> None:
+        self.judge, self.sources = judge, sources
+        self.config: dict[str, Any] = {}
+        self.claims: dict[str, Any] | None = None
+        self.seen: set[str] = set()
+        self.events = 0
+        self._started: set[int] = set()
+
+    def through(self) -> None:
+        judge, live = self.judge, self.sources[0].header.live
+        last: dict[int, SaverCall | None] = {}
+        starts: dict[int, bool] = {}
+        for source, event in merged(self.sources):
+            self.events += 1
+            index, kind = source.index, event.__class__
+            if live and index not in self._started:
+                self._started.add(index)
+                judge.started(source.header)
+            if kind in _STATES:
+                self._stated(source, event)
+            if kind is Watch:
+                starts[index] = starts.get(index, False) or "from-start" in event.what  # type: ignore[union-attr]
+            if live:
+                last[index] = event if kind is SaverCall else None  # type: ignore[assignment]
+            if kind not in _APART:
+                judge.feed(index, source.line, event)
+        if not live:
+            judge.ranks |= {("", rank) for _, rank in judge._panels}
+        if not all(starts.get(source.index) for source in self.sources):
+            self.seen.discard("from-start")
+        for source in self.sources:
+            call = last.get(source.index)
+            if call is not None and not source.closed:
+                judge.died_in(source.index, source.line, call)
+        judge.end()
+
+    def _stated(self, source: Source, event: AnyEvent) -> None:
+        if isinstance(event, Watch):
+            self.seen.update(event.what)
+        elif isinstance(event, ClaimsStated):
+            if self.claims is not None and self.claims != event.facts:
+                raise TraceError(source.path, source.line, "claims must be those of the other files (got others)")
+            self.claims = event.facts
+        elif isinstance(event, Config):
+            for name in _AGREE:
+                mine, other = event.facts.get(name), self.config.get(name)
+                if None not in (mine, other) and mine != other:
+                    raise TraceError(
+                        source.path,
+                        source.line,
+                        f"config {name} must be that of the other files, {other!r} (got {mine!r})",
+                    )
+            self.config = {**event.facts, **self.config}
+
+    def lacks(self, rule: Rule, live: bool) -> dict[str, tuple[str, ...]]:
+        """The codes of a rule that the claims bind, each with what the files do not have to judge it on."""
+        stated = self.claims is not None
+        bound = rule.bound(self.claims) if self.claims is not None else tuple(code.name for code in rule.codes)
+        seen = frozenset(self.seen)
+        return {code: lacking(rule, code, seen, self.config, stated) if live else () for code in bound}
+
+    def able(self, rule: Rule, live: bool) -> list[str]:
+        """The codes of a rule that bind and can be judged."""
+        return [code for code, missing in self.lacks(rule, live).items() if not missing]
+
+    def notes(self) -> Iterable[str]:
+        """What a reader has to know of the files."""
+        boots = {source.header.boot for source in self.sources}
+        if len(boots) > 1 and not any(source.marks for source in self.sources):
+            yield f"{len(boots)} machines without hand-off marks: their ranks are in the order of their time of day"
+        for source in self.sources:
+            if source.tail:
+                yield f"{source.path}:{source.line + 1}: {source.tail}"
+            elif source.header.live and not source.closed:
+                yield f"{source.path}:{source.line}: ends without a closing line: the process ended, or still runs"
+
+
+_STATES = frozenset({Watch, ClaimsStated, Config})
+
+
+def _outcome(rule: Rule, run: _Run, live: bool) -> RuleOutcome:
+    row: Any = {"id": rule.id, "profile": rule.profile, "level": rule.level}
+    lacks = run.lacks(rule, live)
+    if not lacks:
+        return RuleOutcome(**row, outcome=NOT_APPLICABLE, reason=f"binds when {rule.binds}")
+    able = [code for code, missing in lacks.items() if not missing]
+    blind = _blind(lacks)
+    judge = run.judge
+    times = sum(judge.exercised.get(rule.id, {}).get(code, 0) for code in able)
+    failed = [code for code in able if judge.counts.get((rule.id, code))]
+    if failed:
+        code = min(failed, key=lambda c: judge.found[rule.id, c][0].finding.seq)
+        first = judge.found[rule.id, code][0]
+        where = f"{run.sources[first.place.file].path}:{first.place.line}"
+        return RuleOutcome(**row, outcome=FAIL, code=code, exercised=times, evidence=where)
+    if not times:
+        why = blind if not able else "its condition never occurred" + (f"; {blind}" if blind else "")
+        return RuleOutcome(**row, outcome=NOT_EXERCISED, reason=why)
+    return RuleOutcome(**row, outcome=PASS, exercised=times, reason=blind)
+
+
+def _blind(lacks: dict[str, tuple[str, ...]]) -> str:
+    """The codes that could not be judged, by what was not recorded."""
+    by_lack: dict[str, list[str]] = {}
+    for code, missing in lacks.items():
+        if missing:
+            by_lack.setdefault(", ".join(WORDS[m] for m in missing), []).append(code)
+    return "; ".join(f"not recorded: {what} (for {', '.join(codes)})" for what, codes in by_lack.items())
+
+
+def _verdict(outcomes: tuple[RuleOutcome, ...], profiles: tuple[str, ...], run: _Run, level: str) -> Judged:
+    levels, verdicts, reasons = {"must", level}, {}, []
+    for profile in profiles:
+        binding = [o for o in outcomes if o.profile == profile and o.level in levels]
+        idle = [o.id for o in binding if o.outcome == NOT_EXERCISED]
+        passed = any(o.outcome == PASS for o in binding)
+        if any(o.outcome == FAIL for o in binding):
+            verdicts[profile] = NOT_CONFORMANT
+        else:
+            verdicts[profile] = CONFORMANT if passed and not idle else INCOMPLETE
+        if idle:
+            reasons.append("bound and not exercised: " + ", ".join(idle))
+    if run.sources[0].header.live and run.claims is None:
+        reasons.append("no file states claims: colocert.record(claims=...)")
+    overall = next(v for v in (NOT_CONFORMANT, INCOMPLETE, CONFORMANT) if v in verdicts.values())
+    record = Record(
+        impl=run.sources[0].header.implementation or run.sources[0].header.scenario,
+        options=Options(profiles=profiles),
+        claims=run.claims or {},
+        claimed=profiles,
+    )
+    return Judged(record, overall, verdicts, outcomes, Selection(profiles, level), tuple(reasons))
+
+
+__all__ = ["FilesJudged", "Found", "StreamJudge", "judge_files"]
