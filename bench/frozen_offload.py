@@ -4,10 +4,11 @@
 
 Ours is the reference's offload over one torch storage whose device memory is paused and resumed, as under
 torch_memory_saver: `drop` leaves it to the saver, and a backload copies into memory that is there already. Beside it:
-the file's blocks reserved and then written from the tensor, a plain write to a new file, SkyRL 0.4.0's function where
-COLOCERT_SKYRL_PATH names its unpacked wheel, and a copy within memory. Nothing is synced to the disk. Medians
-of alternating rounds; peak is anonymous memory beyond that of the tensor, as the kit measures it. `second` is
-a backload from a mapping that was read before.
+the file's blocks reserved and then written from the tensor, a plain write to a new file, SkyRL's functions, and a copy
+within memory: of skyrl 0.4.0 where COLOCERT_SKYRL_PATH names its unpacked wheel, and of pull request 2062 where
+COLOCERT_SKYRL_PR2062_PATH names a checkout of its head. Nothing is synced to the disk. Medians of alternating rounds;
+peak is anonymous memory beyond that of the tensor, as the kit measures it. `second` is a backload from a mapping that
+was read before.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -75,25 +76,33 @@ def write(tensor: torch.Tensor, folder: Path, *, reserve: bool) -> Any:
     return file
 
 
-def skyrl() -> Peer | None:
-    """SkyRL's offload of one frozen tensor to a mapped file, from the tree that `COLOCERT_SKYRL_PATH` names.
+PEERS = {"skyrl 0.4.0": "COLOCERT_SKYRL_PATH", "PR 2062": "COLOCERT_SKYRL_PR2062_PATH"}
+"""What of SkyRL is measured, and the variable that names its tree."""
 
-    Its packages' own `__init__` are left out: they ask for all of SkyRL.
+
+def skyrl(name: str) -> Peer | None:
+    """SkyRL's offload of one frozen tensor to a mapped file, from the tree that its variable names.
+
+    Its packages' own `__init__` are left out: they ask for all of SkyRL. A file is written under a new name each time,
+    since the pull request takes one of the same name and size for its own.
     """
-    tree = os.environ.get("COLOCERT_SKYRL_PATH")
+    tree = os.environ.get(PEERS[name])
     if not tree:
-        print("without SkyRL: COLOCERT_SKYRL_PATH names no unpacked wheel")
+        print(f"without {name}: {PEERS[name]} names no tree")
         return None
+    for known in [module for module in sys.modules if module.partition(".")[0] == "skyrl"]:
+        del sys.modules[known]
     for package in accumulate(SKYRL.split(".")[:-1], "{0}.{1}".format):
         sys.modules[package] = ModuleType(package)
         sys.modules[package].__path__ = [str(Path(tree, *package.split(".")))]
     install(["loguru"])
     utils = importlib.import_module(SKYRL)
+    names = map("weight{}".format, count())
 
     def offload(tensor: torch.Tensor, folder: Path) -> torch.nn.Parameter:
         utils._FROZEN_OFFLOAD_DIR = str(folder)
         parameter = torch.nn.Parameter(tensor, requires_grad=False)
-        if not utils._offload_frozen_param_to_file("weight", parameter):
+        if not utils._offload_frozen_param_to_file(next(names), parameter):
             sys.exit("SkyRL fell back to pinned memory")
         return parameter
 
@@ -107,7 +116,7 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - start, made
 
 
-def measure(mib: int, folder: Path, peer: Peer | None) -> None:
+def measure(mib: int, folder: Path, peers: dict[str, Peer]) -> None:
     """Prints the rows of one size."""
     tensor = torch.empty(mib * MIB, dtype=torch.uint8).random_()
     plain = torch.empty(mib * MIB, dtype=torch.uint8).copy_(tensor)
@@ -126,11 +135,12 @@ def measure(mib: int, folder: Path, peer: Peer | None) -> None:
             "memcpy again": lambda: target.copy_(plain),
             "backload again": ours.offload.backload,
         }
-        if peer is not None:
-            works["skyrl"] = partial(peer, plain, folder)
+        works |= {name: partial(peer, plain, folder) for name, peer in peers.items()}
         for name, work in works.items():
             seconds, made = timed(work)
             del made
+            for left in (path for path in folder.rglob("*") if path.is_file()):
+                left.unlink()
             if turn:
                 times.setdefault(name, []).append(seconds)
         del ours, works
@@ -138,8 +148,8 @@ def measure(mib: int, folder: Path, peer: Peer | None) -> None:
     peak = highest(tensor, folder)
     row(mib, "offload", median["offload"], "fallocate+write", median["fallocate+write"])
     row(mib, "offload", median["offload"], "write", median["write"])
-    if "skyrl" in median:
-        row(mib, "offload", median["offload"], "skyrl 0.4.0", median["skyrl"])
+    for name in peers:
+        row(mib, "offload", median["offload"], name, median[name])
     row(mib, "backload", median["backload"], "memcpy", median["memcpy"])
     row(mib, "second", median["backload again"], "memcpy", median["memcpy again"])
     print(f"{mib:>6} repeated offload {median['repeated'] * 1e6:.0f} us; peak of an offload {peak / MIB:.1f} MiB")
@@ -162,11 +172,11 @@ def highest(tensor: torch.Tensor, folder: Path) -> int:
 def main(arguments: list[str]) -> None:
     root: Any = arguments[0] if arguments else None
     make_memory_exact()
-    peer = skyrl()
+    peers = {name: peer for name in PEERS if (peer := skyrl(name)) is not None}
     print(f"{'MiB':>6} {'ours':>9} {'ms':>8} {'GB/s':>6}  {'beside':<16} {'ms':>8} {'ratio':>6}")
     with tempfile.TemporaryDirectory(dir=root) as folder:
         for mib in map(int, arguments[1:] or (64, 512)):
-            measure(mib, Path(folder), peer)
+            measure(mib, Path(folder), peers)
 
 
 if __name__ == "__main__":
