@@ -85,31 +85,39 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """What splitting a fused linear needs: key/value groups, and rows of one head."""
+    """What splitting a fused linear needs: key/value groups, and rows of one head.
+
+    `copies`: what is exported lies in memory of its own. Without, parts that keep their order are views of the
+    source: for an engine that copies out before it acknowledges, and only for one.
+    """
 
     groups: int
     head: int
+    copies: bool = True
 
     def split(self, linear: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """The engine's modules in a fused linear, each with its rows of `weight` [rows, columns], in new memory."""
+        """The engine's modules in a fused linear, each with its rows of `weight` [rows, columns]."""
         _, _, layer, owner, kind = linear.split(".")
         at = f"model.layers.{layer}." + ("self_attn" if owner == "self_attention" else "mlp")
         if kind == "linear_qkv":
             # For each group: the rows of its query heads, then its key head, then its value head.
             grouped = weight.reshape(self.groups, -1, self.head, weight.shape[-1])
             for module, part in (("q", grouped[:, :-2]), ("k", grouped[:, -2]), ("v", grouped[:, -1])):
-                yield f"{at}.{module}_proj", part.reshape(-1, weight.shape[-1]).clone()
+                yield f"{at}.{module}_proj", self._own(part.reshape(-1, weight.shape[-1]))
         elif kind == "linear_fc1":
             for module, part in zip(("gate", "up"), weight.chunk(2), strict=True):
-                yield f"{at}.{module}_proj", part.clone()
+                yield f"{at}.{module}_proj", self._own(part)
         else:
-            yield f"{at}.{'o' if kind == 'linear_proj' else 'down'}_proj", weight.clone()
+            yield f"{at}.{'o' if kind == 'linear_proj' else 'down'}_proj", self._own(weight)
+
+    def _own(self, tensor: Tensor) -> Tensor:
+        return tensor.clone() if self.copies else tensor
 
     def base(self, base: Named) -> Iterator[tuple[str, Tensor]]:
-        """The base under Hugging Face names, one tensor of new memory at a time."""
+        """The base under Hugging Face names, one tensor at a time."""
         for name, tensor in base.items():
             if name in WHOLE:
-                yield WHOLE[name], tensor.clone()
+                yield WHOLE[name], self._own(tensor)
             else:
                 for module, part in self.split(name.removesuffix(".weight"), tensor):
                     yield f"{module}.weight", part
@@ -123,7 +131,7 @@ class Layout:
             yield from self.base({name: tensor if lora_b is None else tensor + scale * (lora_b @ lora_a)})
 
     def adapter(self, adapter: Adapter) -> dict[str, Tensor]:
-        """An adapter under PEFT's names, in new memory: modules of one fused linear share their `lora_A`'s values.
+        """An adapter under PEFT's names: modules of one fused linear share their `lora_A`'s values.
 
         Raises `NotSynced` for a tensor of the buffer that is not a half of a pair.
         """
@@ -135,7 +143,7 @@ class Layout:
         found: dict[str, Tensor] = {}
         for linear in sorted(linears):
             for module, rows in self.split(linear, parts[f"{linear}.lora_b"]):
-                found[f"{PEFT}{module}.lora_A.weight"] = parts[f"{linear}.lora_a"].clone()
+                found[f"{PEFT}{module}.lora_A.weight"] = self._own(parts[f"{linear}.lora_a"])
                 found[f"{PEFT}{module}.lora_B.weight"] = rows
         return found
 

@@ -163,3 +163,13 @@ def test_a_merge_adds_one_delta_and_leaves_the_base_alone() -> None:
     expected = BASE[f"{LINEAR}.weight"] + 2.0 * parts[f"{LINEAR}.lora_b"] @ parts[f"{LINEAR}.lora_a"]
     assert torch.equal(merged["model.layers.0.self_attn.o_proj.weight"], expected)
     assert all(torch.equal(BASE[n], before[n]) for n in BASE)
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_what_is_exported_is_a_view_only_for_an_engine_that_copies_out(copies: bool) -> None:
+    source = Source().adapter("a")
+    memory = source.buffer.untyped_storage().data_ptr()
+    sent = Layout(groups=1, head=2, copies=copies).adapter(source)
+    assert {t.untyped_storage().data_ptr() == memory for t in sent.values()} == {not copies}
+    same = Layout(groups=1, head=2).adapter(source)
+    assert all(torch.equal(sent[name], same[name]) for name in same)
