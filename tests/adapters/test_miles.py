@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
 
@@ -54,19 +54,9 @@ def lacks() -> list[str]:
 
 
 @pytest.fixture
-def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Makes a folder with a package `miles` of these modules, and names it in `COLOCERT_MILES_PATH`."""
-
-    def make(modules: Mapping[str, str] = MappingProxyType({})) -> Path:
-        root = tmp_path / f"tree{len(list(tmp_path.iterdir()))}"
-        for name, text in {"__init__": "", **modules}.items():
-            path = root / "miles" / f"{name}.py"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        monkeypatch.setenv(miles.MILES.variable, str(root))
-        return root
-
-    return make
+def tree(make_tree: Callable[..., Path]) -> Callable[..., Path]:
+    """Makes a folder with a package `miles` of these modules, and names it in the adapter's variable."""
+    return lambda modules=MappingProxyType({}): make_tree("miles", miles.MILES.variable, modules)
 
 
 def test_importing_it_imports_no_framework() -> None:

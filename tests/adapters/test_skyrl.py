@@ -58,19 +58,9 @@ GREEN = {"AS-01", "AS-02", "AS-04", "AS-05", "AS-09", "AS-10", "AS-16"}
 
 
 @pytest.fixture
-def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Makes a folder with a package `skyrl` of these modules, and names it in `COLOCERT_SKYRL_PATH`."""
-
-    def make(modules: Mapping[str, str] = MappingProxyType({})) -> Path:
-        root = tmp_path / f"tree{len(list(tmp_path.iterdir()))}"
-        for name, text in {"__init__": "", **modules}.items():
-            path = root / "skyrl" / f"{name}.py"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        monkeypatch.setenv(skyrl.SKYRL.variable, str(root))
-        return root
-
-    return make
+def tree(make_tree: Callable[..., Path]) -> Callable[..., Path]:
+    """Makes a folder with a package `skyrl` of these modules, and names it in the adapter's variable."""
+    return lambda modules=MappingProxyType({}): make_tree("skyrl", skyrl.SKYRL.variable, modules)
 
 
 def test_importing_it_imports_no_framework() -> None:
