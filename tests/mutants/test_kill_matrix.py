@@ -8,42 +8,72 @@ from types import ModuleType
 
 import pytest
 
+from colocert.rig.payload_rig import has_torch
 from colocert.rules.catalogue import catalogue
 from colocert_fixtures import matrix
-from colocert_fixtures.judging import PROFILES, shows
+from colocert_fixtures.judging import PROFILES, rules, shows
 
-MODULES = [module for profile in PROFILES for module in matrix.modules(profile)]
-FILES = {
-    "lifecycle": "kill_matrix.txt",
-    "handoff": "kill_matrix_handoff.txt",
-    "adapter-sync": "kill_matrix_adapter_sync.txt",
-    "engine": "kill_matrix_engine.txt",
-}
-SNAPSHOTS = {profile: (Path(__file__).parent / FILES[profile]).read_text().splitlines() for profile in PROFILES}
+COMPUTED = (*PROFILES, *(("sync-payload",) if has_torch() else ()))
+"""Profiles of which every row is computed again; those of frozen-offload take real processes, and some minutes."""
 
-each_mutant = pytest.mark.parametrize("module", MODULES, ids=matrix.name)
+KEPT = ("frozen-offload",) if has_torch() else ()
+MODULES = {profile: matrix.modules(profile) for profile in (*COMPUTED, *KEPT)}
+SNAPSHOTS = {profile: Path(matrix.file_of(profile)).name for profile in MODULES}
 
 
-@each_mutant
+def lines(profile: str) -> list[str]:
+    return (Path(__file__).parent / SNAPSHOTS[profile]).read_text().splitlines()
+
+
+def each(profiles: tuple[str, ...], *, slow: tuple[str, ...] = ()) -> pytest.MarkDecorator:
+    """A test for each mutant of these profiles."""
+    marked = {profile: [pytest.mark.slow] if profile in slow else [] for profile in profiles}
+    return pytest.mark.parametrize(
+        "module",
+        [
+            pytest.param(module, id=matrix.name(module), marks=marked[profile])
+            for profile in profiles
+            for module in MODULES[profile]
+        ],
+    )
+
+
+each_mutant = each((*COMPUTED, *KEPT))
+
+
+@each((*COMPUTED, *KEPT), slow=KEPT)
 def test_the_named_rule_finds_the_named_code_in_a_scenario(module: ModuleType) -> None:
-    """A finding of another rule or code does not count."""
-    assert next(shows(module.implementation, module.KILLED_BY), None)
+    """A finding of another rule or code does not count. Where scenarios are slow the rule names this one, for controls."""
+    on = next(shows(module.implementation, module.KILLED_BY), None)
+    assert on
+    assert on in catalogue()[module.KILLED_BY[0]].scenarios or matrix.profile_of(module) not in KEPT
 
 
 @pytest.mark.slow
-@each_mutant
+@each(COMPUTED)
 def test_the_row_is_as_in_the_snapshot_and_every_further_kill_is_explained(module: ModuleType) -> None:
     """The snapshot's first line says how it is written."""
     outcome = matrix.outcome(module)
     explained = getattr(module, "ALSO_KILLED_BY", {})
     assert {rule for rule in outcome.rules() if rule != module.KILLED_BY[0]} == set(explained)
-    assert matrix.row(module, outcome) in SNAPSHOTS[matrix.profile_of(module)]
+    assert matrix.row(module, outcome) in lines(matrix.profile_of(module))
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@each((*COMPUTED, *KEPT))
+def test_the_row_says_what_the_mutant_says(module: ModuleType) -> None:
+    """The rule that it names, with the code, and the further ones that it explains; those of exploration too."""
+    profile = matrix.profile_of(module)
+    (row,) = (line for line in lines(profile) if line.split()[:1] == [matrix.name(module)])
+    _, *cells, code = row.split()
+    marked = {rule.id: cell for rule, cell in zip(rules(profile), cells, strict=True) if cell != "."}
+    assert (marked.pop(module.KILLED_BY[0]), code) == ("K", module.KILLED_BY[1])
+    assert marked.keys() == getattr(module, "ALSO_KILLED_BY", {}).keys()
+
+
+@pytest.mark.parametrize("profile", MODULES)
 def test_the_snapshot_has_a_row_for_each_mutant_and_no_other(profile: str) -> None:
     """And the header that the generator writes."""
-    head, snapshot = matrix.header(profile), SNAPSHOTS[profile]
+    head, snapshot = matrix.header(profile), lines(profile)
     assert snapshot[: len(head)] == head
     assert [line.split()[0] for line in snapshot[len(head) :]] == [matrix.name(m) for m in matrix.modules(profile)]
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import re
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,11 +16,11 @@ from colocert.judge import judge_events
 from colocert.record import controls
 from colocert.record.registry import BY_ID
 from colocert.rig.contract import Claims
-from colocert.rules.catalogue import FOLDS, RUNNER_CODES, Rule, catalogue
+from colocert.rules.catalogue import FOLDS, RUNNER_CODES, Rule
 from colocert.trace import read_trace
 from colocert_fixtures import matrix, traces
 from colocert_fixtures.adversaries import inert
-from colocert_fixtures.judging import Kill, bound, judged, rules, run, scenarios, shows
+from colocert_fixtures.judging import Kill, bound, judged, rules, run, scenarios
 from colocert_fixtures.traces import make
 from colocert_reference.colocert_impl import implementation as reference
 
@@ -32,7 +30,6 @@ PROFILE = "sync-payload"
 RULES = {rule.id: rule for rule in rules(PROFILE)}
 CODES: list[Kill] = [(rule.id, code.name) for rule in RULES.values() for code in rule.codes]
 MODULES = matrix.modules(PROFILE)
-SNAPSHOT = (Path(__file__).parents[1] / "mutants" / "kill_matrix_sync_payload.txt").read_text().splitlines()
 TRACES = Path(traces.__file__).parent
 VARIANTS = (
     "payload_delivers_what_trains_beside",
@@ -46,7 +43,6 @@ VARIANTS = (
 
 each_code = pytest.mark.parametrize(("rule", "code"), CODES, ids=lambda part: part)
 each_rule = pytest.mark.parametrize("rule", RULES.values(), ids=lambda rule: rule.id)
-each_mutant = pytest.mark.parametrize("module", MODULES, ids=matrix.name)
 
 
 def variant(name: str) -> Any:
@@ -85,40 +81,6 @@ def test_the_controls_of_the_profile_are_red() -> None:
     found = controls.run(list(RULES))
     assert {control.outcome for control in found} == {controls.RED}
     assert len(found) == len(RULES) + 1
-
-
-# ---- mutants
-
-
-@each_mutant
-def test_the_named_rule_finds_the_named_code(module: ModuleType) -> None:
-    """A finding of another rule or code does not count."""
-    assert next(shows(module.implementation, module.KILLED_BY), None)
-
-
-@pytest.mark.slow
-@each_mutant
-def test_the_row_is_as_in_the_snapshot_and_every_further_kill_is_explained(module: ModuleType) -> None:
-    """Over every scenario; the snapshot's first line says how it is written."""
-    outcome = matrix.outcome(module)
-    explained = getattr(module, "ALSO_KILLED_BY", {})
-    assert {rule for rule in outcome.rules() if rule != module.KILLED_BY[0]} == set(explained)
-    assert matrix.row(module, outcome) in SNAPSHOT
-
-
-def test_the_snapshot_has_a_row_for_each_mutant_and_no_other() -> None:
-    head = matrix.header(PROFILE)
-    assert SNAPSHOT[: len(head)] == head
-    assert [line.split()[0] for line in SNAPSHOT[len(head) :]] == [matrix.name(m) for m in MODULES]
-
-
-@each_mutant
-def test_a_mutant_is_named_like_its_module_and_cites_a_report_of_its_rule(module: ModuleType) -> None:
-    lines = (module.__doc__ or "").splitlines()
-    reports = [re.sub(r"^.*/", "", report) for report in catalogue()[module.KILLED_BY[0]].seen]
-    assert len(lines) == 1
-    assert any(report in lines[0] for report in reports)
-    assert module.implementation.name == matrix.name(module)
 
 
 def test_every_code_has_a_mutant_and_every_mutant_a_code() -> None:
