@@ -10,11 +10,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from colocert import Claims, Rig
+from colocert.extras import has_torch
 from colocert.rig.engine_rig import EngineRig
 from colocert.rig.frozen_rig import FrozenRig
 from colocert.rig.group_rank import RankDouble
 from colocert.rig.group_rig import GroupRig
-from colocert.rig.payload_rig import PayloadRig, has_torch
+from colocert.rig.payload_rig import PayloadRig
 from colocert.rig.sync_rig import SyncRig
 from colocert_reference.dispatch import Dispatch, SyncSettings
 from colocert_reference.driver import Driver

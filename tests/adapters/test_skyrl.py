@@ -16,6 +16,7 @@ from types import MappingProxyType
 import pytest
 
 from colocert.adapters import skyrl
+from colocert.extras import has_torch
 from colocert.judge import Evidence, Judged, judge, judge_events
 from colocert.record.manifest import Options
 from colocert.record.registry import BY_ID, run
@@ -149,7 +150,7 @@ def test_the_frozen_offload_is_claimed_where_there_is_one(tree: Callable[..., Pa
     tree()
     assert claimed() == ("adapter-sync",)
     tree({UTILS: OFFLOAD})
-    driven = bool(importlib.util.find_spec("torch") and importlib.util.find_spec("numpy"))
+    driven = has_torch() and importlib.util.find_spec("numpy") is not None
     assert claimed() == (("adapter-sync", "frozen-offload") if driven else ("adapter-sync",))
 
 

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from colocert.adapters import verl
+from colocert.extras import has_torch
 from colocert.judge import Evidence, Judged, judge
 from colocert.record.manifest import COMPLETE, Options
 from colocert.record.runner import record
 from colocert.rig.contract import check_implementation
-from colocert.rig.payload_rig import has_torch
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "colocert", "verl-0.9.1")
 NEEDS = ("torch", "ray", "peft", "transformers", "megatron")

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from colocert.rig.payload_rig import has_torch
+from colocert.extras import has_torch
 from colocert.rules.catalogue import catalogue
 from colocert_fixtures import matrix
 from colocert_fixtures.judging import PROFILES, rules, shows
@@ -43,7 +43,7 @@ each_mutant = each((*COMPUTED, *KEPT))
 
 @each((*COMPUTED, *KEPT), slow=KEPT)
 def test_the_named_rule_finds_the_named_code_in_a_scenario(module: ModuleType) -> None:
-    """A finding of another rule or code does not count. Where scenarios are slow the rule names this one, for controls."""
+    """A finding of another rule or code does not count. Where scenarios are slow, it is one that the rule names."""
     on = next(shows(module.implementation, module.KILLED_BY), None)
     assert on
     assert on in catalogue()[module.KILLED_BY[0]].scenarios or matrix.profile_of(module) not in KEPT

@@ -11,7 +11,6 @@ there and nowhere else. Does not know any rule.
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from importlib.machinery import PathFinder
 from typing import Any
 
 from colocert.adapters.skyrl import MEGATRON, SKYRL, STAND_INS
+from colocert.extras import has_torch
 from colocert.rig.frozen_rig import FrozenRig
 
 DEVICE = "the rig's device"
@@ -27,8 +27,11 @@ DEVICE = "the rig's device"
 
 def can_be_driven() -> bool:
     """Whether the source has the functions, and torch and numpy are installed: without numpy no file is written."""
-    found = importlib.util.find_spec("torch") and PathFinder.find_spec("numpy")
-    return found is not None and "def offload_megatron_model_to_cpu(" in SKYRL.source(MEGATRON)
+    return (
+        has_torch()
+        and PathFinder.find_spec("numpy") is not None
+        and "def offload_megatron_model_to_cpu(" in SKYRL.source(MEGATRON)
+    )
 
 
 class Buffer:

@@ -18,8 +18,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from colocert.adapters.found import Framework
+from colocert.extras import has_torch
 from colocert.rig import Claims
-from colocert.rig.payload_rig import PayloadRig, has_torch
+from colocert.rig.payload_rig import PayloadRig
 from colocert.rig.sync_rig import SyncRig, WeightSync
 
 VERL = Framework("verl", distribution="verl", variable="COLOCERT_VERL_PATH")

@@ -17,13 +17,13 @@ with `N: ` before it.
 
 from __future__ import annotations
 
-import importlib.util
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from colocert.extras import has_torch
 from colocert.record.drive import NotRun, ProcessGone
 from colocert.record.frozen_disk import DiskNotHad
 from colocert.record.frozen_folder import Folder
@@ -202,7 +202,7 @@ def run_frozen_offload(
         return
     stage = Stage(implementation, claims, scenario, sink)
     try:
-        if importlib.util.find_spec("torch") is None:
+        if not has_torch():
             stage.lacks("torch is not installed")
         import torch  # noqa: F401  (the processes are forked with it)
 

@@ -5,23 +5,18 @@ Knows the doubles and their configuration. Does not know rules or scenarios.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from colocert.extras import has_torch
 from colocert.rig import payload_measure as measure
 from colocert.rig.contract import Claims, Config
 from colocert.rig.payload_engine import PayloadEngine
 from colocert.rig.payload_trainer import PayloadTrainer
 from colocert.rig.rig import Rig
 from colocert.trace.events import POISON, AnyEvent, Data, Measured
-
-
-def has_torch() -> bool:
-    """Whether torch is installed. An implementation without it leaves `payload_sync` out: not claimed."""
-    return importlib.util.find_spec("torch") is not None
 
 
 class TorchMissing(ImportError):
