@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -16,7 +17,10 @@ from colocert_fixtures.judging import PROFILES, rules, shows
 COMPUTED = (*PROFILES, *(("sync-payload",) if has_torch() else ()))
 """Profiles of which every row is computed again; those of frozen-offload take real processes, and some minutes."""
 
-KEPT = ("frozen-offload",) if has_torch() else ()
+KEPT = ("frozen-offload",)
+RUN = [pytest.mark.slow, pytest.mark.skipif(not has_torch(), reason="works on tensors: needs torch")]
+"""For a test that runs mutants of those."""
+
 MODULES = {profile: matrix.modules(profile) for profile in (*COMPUTED, *KEPT)}
 SNAPSHOTS = {profile: Path(matrix.file_of(profile)).name for profile in MODULES}
 
@@ -25,13 +29,12 @@ def lines(profile: str) -> list[str]:
     return (Path(__file__).parent / SNAPSHOTS[profile]).read_text().splitlines()
 
 
-def each(profiles: tuple[str, ...], *, slow: tuple[str, ...] = ()) -> pytest.MarkDecorator:
-    """A test for each mutant of these profiles."""
-    marked = {profile: [pytest.mark.slow] if profile in slow else [] for profile in profiles}
+def each(profiles: tuple[str, ...], marked: Sequence[pytest.MarkDecorator] = ()) -> pytest.MarkDecorator:
+    """A test for each mutant of these profiles; `marked` for those of which the rows are kept."""
     return pytest.mark.parametrize(
         "module",
         [
-            pytest.param(module, id=matrix.name(module), marks=marked[profile])
+            pytest.param(module, id=matrix.name(module), marks=marked if profile in KEPT else ())
             for profile in profiles
             for module in MODULES[profile]
         ],
@@ -41,7 +44,7 @@ def each(profiles: tuple[str, ...], *, slow: tuple[str, ...] = ()) -> pytest.Mar
 each_mutant = each((*COMPUTED, *KEPT))
 
 
-@each((*COMPUTED, *KEPT), slow=KEPT)
+@each((*COMPUTED, *KEPT), RUN)
 def test_the_named_rule_finds_the_named_code_in_a_scenario(module: ModuleType) -> None:
     """A finding of another rule or code does not count. Where scenarios are slow, it is one that the rule names."""
     on = next(shows(module.implementation, module.KILLED_BY), None)
