@@ -53,7 +53,7 @@ DEADLINE = float(os.environ.get("COLOCERT_DEADLINE", "30"))
 """Seconds for one scenario, and between two signs of life of an exploration."""
 
 FIRST = 4.0
-"""Deadlines for the first scenario of a worker: a factory imports its framework in it, and a busy machine takes long."""
+"""Deadlines for the first scenario of a worker: a factory imports its framework in it, at length on a busy machine."""
 
 LAST_WORDS = 15.0
 """Seconds for a child that started processes of its own to end them."""
