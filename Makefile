@@ -35,6 +35,8 @@ SKYRL_VERSION := 0.4.0
 SKYRL := $(CACHE)/skyrl-$(SKYRL_VERSION)
 VERL_VERSION := 0.9.1
 VERL := $(CACHE)/verl-$(VERL_VERSION)
+AREAL_VERSION := 1.0.4
+AREAL := $(CACHE)/areal-$(AREAL_VERSION)
 
 # A shim that names a version it does not have fails to run, so each candidate is started once.
 find_python = for p in $(PYTHON) python3.11 python3 python3.12 python3.13 python3.10; do \
@@ -42,10 +44,10 @@ find_python = for p in $(PYTHON) python3.11 python3 python3.12 python3.13 python
 	then echo "$$p"; exit 0; fi; done; \
 	echo 'make: needs Python 3.10 to 3.13 with venv on PATH, or PYTHON=/path/to/python' >&2; exit 1
 
-.PHONY: help setup fetch-miles fetch-skyrl fetch-verl certify test bench lint typing docs clean distclean
+.PHONY: help certified-page setup fetch-miles fetch-skyrl fetch-verl fetch-areal certify test bench lint typing docs clean distclean
 
 help:
-	@echo 'make certify [IMPL=reference|miles|skyrl|verl|pkg|file.py] [CERTIFICATE=FILE] [REPORT=FILE]   set up, then certify'
+	@echo 'make certify [IMPL=reference|miles|skyrl|verl|areal|pkg|file.py] [CERTIFICATE=FILE] [REPORT=FILE]   set up, then certify'
 	echo 'make test      set up, then the tests of this project'
 	echo 'make bench     set up, then every bench, each beside its peers; written to build/bench.md'
 	echo 'make lint | typing | docs'
@@ -101,15 +103,22 @@ $(VERL)/.unpacked: | $(STAMP)
 
 fetch-verl: $(VERL)/.unpacked
 
+$(AREAL)/.unpacked: | $(STAMP)
+	$(call fetch,areal==$(AREAL_VERSION),$(AREAL))
+
+fetch-areal: $(AREAL)/.unpacked
+
 WHEEL_miles := $(MILES)/.unpacked
 WHEEL_skyrl := $(SKYRL)/.unpacked
 WHEEL_verl := $(VERL)/.unpacked
+WHEEL_areal := $(AREAL)/.unpacked
 
 certify: $(STAMP) $(WHEEL_$(IMPL))
 	@mkdir -p '$(dir $(CERTIFICATE))' '$(dir $(REPORT))' build
 	$(if $(filter miles,$(IMPL)),export COLOCERT_MILES_PATH='$(MILES)')
 	$(if $(filter skyrl,$(IMPL)),export COLOCERT_SKYRL_PATH='$(SKYRL)')
 	$(if $(filter verl,$(IMPL)),export COLOCERT_VERL_PATH='$(VERL)')
+	$(if $(filter areal,$(IMPL)),export COLOCERT_AREAL_PATH='$(AREAL)')
 	# Without torch what needs tensors is not claimed, and asking for it would be incomplete.
 	profile='$(PROFILE)'
 	if [ '$(origin PROFILE)' = file ] && [ -n '$(TORCHLESS_$(IMPL))' ] && ! $(BIN)/python -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("torch"))'; then
@@ -118,13 +127,13 @@ certify: $(STAMP) $(WHEEL_$(IMPL))
 	$(BIN)/python -m pytest conformance --impl='$(IMPL)' --profile="$$profile" -n 2 \
 		--certificate='$(CERTIFICATE)' --report='$(REPORT)' --evidence='$(EVIDENCE)' $(PYTEST_ARGS)
 
-# The tests of the adapters need the wheels; the one for miles the extra `reference` as well, to drive it.
+# The tests of the adapters need the wheels; all but SkyRL's need the extra `reference` as well, to be driven.
 test: $(STAMP)
 	@if [ ! -e '$(SKYRL)/.unpacked' ]; then
 		$(MAKE) --no-print-directory fetch-skyrl || echo 'make: skyrl $(SKYRL_VERSION) cannot be fetched: its tests are skipped' >&2
 	fi
-	if [ ! -e '$(MILES)/.unpacked' ] && $(BIN)/python -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("torch"))'; then
-		$(MAKE) --no-print-directory fetch-miles || echo 'make: miles-rl $(MILES_VERSION) cannot be fetched: its tests are skipped' >&2
+	if $(BIN)/python -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("torch"))'; then
+		$(MAKE) --no-print-directory -k fetch-miles fetch-verl fetch-areal || echo 'make: a wheel cannot be fetched: its tests are skipped' >&2
 	fi
 	rc=0
 	$(BIN)/python -m pytest tests -n 2 -m 'not slow' $(PYTEST_ARGS) || rc=$$?
@@ -143,6 +152,10 @@ typing: $(STAMP)
 
 docs: $(STAMP)
 	@NO_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site
+
+# docs/certified.md from docs/certified/; `python -m colocert.report.certified RECORD EVIDENCE` brings a record up to date.
+certified-page: $(STAMP)
+	@$(BIN)/python -m colocert.report.certified
 
 # Every script of bench/ in turn; what they print goes to build/bench.md too.
 bench: $(STAMP)

@@ -1,4 +1,4 @@
-"""The command line: certify, new, rules, judge, spec; the other commands are modules of their own.
+"""The command line: certify, new, rules, spec; the other commands are modules of their own.
 
 Knows arguments and exit codes. Does not know how anything is recorded or judged: `certify` is a pytest run of the
 packaged suite, and starts without torch.
@@ -67,15 +67,10 @@ def _parser() -> argparse.ArgumentParser:
     rules.add_argument("id", nargs="?", metavar="ID")
     rules.set_defaults(run=_rules)
 
-    judge = commands.add_parser("judge", help="judge an evidence folder, or recordings of a real run, made earlier")
-    judge.add_argument("files", type=Path, nargs="+", metavar="DIR|FILE", help="one evidence folder, or .jsonl files")
-    judge.add_argument("--level", choices=("must", "should"), default="must")
-    judge.set_defaults(run=_judge)
-
     spec = commands.add_parser("spec", help="write the specification page from the catalogue")
     spec.add_argument("-o", dest="output", type=Path, metavar="FILE", help="default: standard output")
     spec.set_defaults(run=_spec)
-    for module in (cli_verify, cli_baseline, cli_diff, cli_timeline, cli_selftest, cli_plan):
+    for module in (cli_judge, cli_verify, cli_baseline, cli_diff, cli_timeline, cli_selftest, cli_plan):
         module.register(commands)
     return parser
 
@@ -159,34 +154,6 @@ def _rules(arguments: argparse.Namespace) -> int:
         raise UsageError(f"ID must be a rule of the catalogue (got {arguments.id}): `colocert rules` lists them")
     show_rule(console, rule)
     return 0
-
-
-def _judge(arguments: argparse.Namespace) -> int:
-    folder = arguments.files[0]
-    if (
-        len(arguments.files) > 1
-        or folder.is_file()
-        or (any(folder.glob("*.jsonl")) and not (folder / "record.json").exists())
-    ):
-        return cli_judge.judge_command(arguments.files, str(arguments.level))
-    from rich.console import Console
-
-    from colocert.judge import Evidence, Selection, judge, narrowed_by
-    from colocert.record.manifest import EvidenceError
-    from colocert.report.peaks import highest_peaks
-    from colocert.report.terminal import summary, verdict_line
-    from colocert.trace import TraceError
-
-    console = Console(highlight=False, soft_wrap=True)
-    try:
-        evidence = Evidence(folder)
-        options = evidence.record.options
-        judged = judge(evidence, Selection(options.profiles, arguments.level, narrowed=narrowed_by(options)))
-    except (EvidenceError, TraceError) as error:
-        raise UsageError(str(error)) from error
-    for line in (*summary(judged, highest_peaks(evidence)), verdict_line(judged)):
-        console.print(line.text, style=line.style or None, markup=False)
-    return judged.exit_code
 
 
 def _spec(arguments: argparse.Namespace) -> int:

@@ -179,15 +179,17 @@ class Judged(msgspec.Struct, frozen=True):
 class Evidence:
     """An evidence folder, judged case by case; each trace is read and folded once."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, profiles: Iterable[str] = ()) -> None:
+        """`profiles`: those to judge of what was recorded; all unless told otherwise."""
         self.folder = folder
         self.record = read_record(folder)
+        self._only = tuple(profiles)
         self.rules = [r for r in catalogue().values() if r.profile in self.profiles()]
         self._scenarios = {s.id: s for s in self.record.scenarios}
 
     def profiles(self) -> tuple[str, ...]:
         """The profiles that are judged: those asked for, or all that are claimed."""
-        asked = self.record.options.profiles
+        asked = self._only or self.record.options.profiles
         return tuple(p for p in self.record.claimed if not asked or p in asked)
 
     @functools.cached_property
@@ -304,7 +306,7 @@ def judge(evidence: Evidence, selection: Selection | None = None) -> Judged:
         outcomes = _untestable(outcomes, record, ran)
     stale: list[Stale] = []
     if selection.expected:
-        outcomes = [_excuse(o, selection, stale) for o in outcomes]
+        outcomes = [excuse(o, selection, stale) for o in outcomes]
     return _verdict(record, selection, ran, tuple(outcomes), tuple(stale))
 
 
@@ -359,7 +361,7 @@ def _untestable(outcomes: list[RuleOutcome], record: Record, ran: tuple[str, ...
     ]
 
 
-def _excuse(row: RuleOutcome, selection: Selection, stale: list[Stale]) -> RuleOutcome:
+def excuse(row: RuleOutcome, selection: Selection, stale: list[Stale]) -> RuleOutcome:
     """The row as the list of expected failures leaves it; where an entry is not what happened, `stale` says so."""
     known = {entry.code: entry for entry in selection.expected if entry.rule == row.id}
     if not known or row.outcome not in (PASS, FAIL, NOT_APPLICABLE):

@@ -3,8 +3,9 @@
 Knows which folds look at which events, and which codes a recording of a real run can be judged on (`rules.senses`).
 Does not know how files are merged (`trace.merge`) or shown. A trace of the suite, alone, is judged on all it has.
 
-Of each rule and code the first findings are kept, and all are counted. A real run binds the rules of the lifecycle and
-hand-off profiles; which of them bind is said by the claims that the recordings state.
+Of each rule and code the first findings are kept, and all are counted. A real run is judged by the lifecycle and the
+hand-off, and by each other profile whose events are there (`judge_apart`); which rules bind is said by the claims that
+the recordings state.
 """
 
 from __future__ import annotations
@@ -16,18 +17,24 @@ from typing import Any
 
 import msgspec
 
+from colocert.expected import Expected
 from colocert.judge import (
     CONFORMANT,
+    EXPECTED,
     FAIL,
     INCOMPLETE,
     NOT_APPLICABLE,
     NOT_CONFORMANT,
     NOT_EXERCISED,
     PASS,
+    Case,
     Judged,
     RuleOutcome,
     Selection,
+    Stale,
+    excuse,
 )
+from colocert.judge_apart import ACTORS, CALLS, LOOKED_AT, SIDES, Apart, OutOfPlace, folds_of
 from colocert.record.manifest import Options, Record
 from colocert.rules.catalogue import FOLDS, Rule, catalogue
 from colocert.rules.fold import BaseFold, Finding, Fold, Panel, RunFold
@@ -87,7 +94,8 @@ class StreamJudge:
     condition occurred.
     """
 
-    def __init__(self, rules: Iterable[Rule]) -> None:
+    def __init__(self, rules: Iterable[Rule], apart: Iterable[Rule] = ()) -> None:
+        """`apart`: rules of a live run that keep a state of their own."""
         folds = [IndexedTransport if r.id == "HO-13" else FOLDS[r.id] for r in rules]
         self._by_rank = [fold for fold in folds if issubclass(fold, Fold)]
         self._view = IndexedRunView()
@@ -100,6 +108,8 @@ class StreamJudge:
         self.counts: Counter[tuple[str, str]] = Counter()
         self.exercised: dict[str, dict[str, int]] = {}
         self.ranks: set[tuple[str, int]] = set()
+        theirs = list(apart)
+        self.apart = Apart(theirs, self._made, self._view) if theirs else None
 
     def _made(self, kind: type[BaseFold], view: Any) -> BaseFold:
         fold = kind(view)
@@ -116,6 +126,12 @@ class StreamJudge:
     def feed(self, file: int, line: int, event: AnyEvent) -> None:
         """Moves everything past one event."""
         self._file, self._line = file, line
+        apart = self.apart
+        if apart is not None:
+            kind = event.__class__
+            mine = apart.open or kind in LOOKED_AT or event.owner not in SIDES
+            if (mine or (kind in CALLS and event.actor in ACTORS)) and apart.takes(event):  # type: ignore[union-attr]
+                return
         if self._whole is not None:
             self._whole.feed(event)
         if event.owner or event.__class__ in _ISSUES:
@@ -156,8 +172,9 @@ class StreamJudge:
 
     def end(self) -> None:
         """Ends every fold."""
-        for panel in [*self._panels.values(), *([] if self._whole is None else [self._whole])]:
-            for fold in panel.folds:
+        panels = [*self._panels.values(), *([] if self._whole is None else [self._whole])]
+        for folds in [*(panel.folds for panel in panels), *([] if self.apart is None else [list(self.apart.folds)])]:
+            for fold in folds:
                 if isinstance(fold, TagsExist):  # a tag that another rank of the run has used is no unknown one
                     for tag in self._tags & set(fold.unknown):
                         del fold.unknown[tag]
@@ -178,23 +195,43 @@ class FilesJudged(msgspec.Struct, frozen=True):
     ranks: int
 
 
-def judge_files(paths: Sequence[Path], level: str = "must") -> FilesJudged:
+def judge_files(
+    paths: Sequence[Path], level: str = "must", profiles: Sequence[str] = (), expected: Sequence[Expected] = ()
+) -> FilesJudged:
     """Judges recordings of one run together, or one trace of the suite.
 
-    Raises `TraceError` naming file and line for what is damaged, reordered, of another version or of another run.
+    `profiles` are those to judge: by default, of a real run, the lifecycle, the hand-off and every other of which the
+    files have events. `expected` are failures that are known.
+
+    Raises `TraceError` naming file and line for what is damaged, reordered, of another version or of another run, and
+    `ValueError` for a profile that a trace of the suite is not of.
     """
     sources = open_all(paths)
-    live = sources[0].header.live
-    profiles = LIVE_PROFILES if live else (sources[0].header.profile,)
-    rules = [rule for rule in catalogue().values() if rule.profile in profiles and rule.id in FOLDS]
-    if not rules:
-        raise TraceError(paths[0], 1, f"profile must be one with rules (got {profiles[0]!r})")
-    run = _Run(StreamJudge(rule for rule in rules if not live or ever_judged(rule)), sources)
+    live, own = sources[0].header.live, sources[0].header.profile
+    able = [rule for rule in catalogue().values() if rule.id in FOLDS]
+    if live:
+        wanted = [rule for rule in able if ever_judged(rule) and (not profiles or rule.profile in profiles)]
+        apart = folds_of(wanted)
+        judge = StreamJudge([rule for rule in wanted if rule.profile in LIVE_PROFILES], apart)
+    else:
+        if profiles and own not in profiles:
+            raise ValueError(f"--profile must name {own}, which {paths[0]} is a trace of (got {', '.join(profiles)})")
+        mine = [rule for rule in able if rule.profile == own]
+        if not mine:
+            raise TraceError(paths[0], 1, f"profile must be one with rules (got {own!r})")
+        judge = StreamJudge(mine)
+    run = _Run(judge, sources)
     run.through()
-    outcomes = tuple(_outcome(rule, run, live) for rule in catalogue().values() if rule.profile in profiles)
-    judged = _verdict(outcomes, profiles, run, level)
-    able = {(o.id, code) for o in outcomes for code in run.able(catalogue()[o.id], live)}
-    found = {key: kept for key, kept in run.judge.found.items() if key in able}
+    judged_on = tuple(profiles) if live and profiles else (*LIVE_PROFILES, *run.apart()) if live else (own,)
+    rules = [rule for rule in catalogue().values() if rule.profile in judged_on]
+    outcomes = [_outcome(rule, run, live) for rule in rules]
+    selection = Selection(judged_on, level, expected=tuple(expected))
+    stale: list[Stale] = []
+    if expected:
+        outcomes = [excuse(outcome, selection, stale) for outcome in outcomes]
+    judged = _verdict(tuple(outcomes), selection, run, tuple(stale))
+    bound = {(rule.id, code) for rule in rules for code in run.able(rule, live)}
+    found = {key: kept for key, kept in run.judge.found.items() if key in bound}
     counts = {key: run.judge.counts[key] for key in found}
     return FilesJudged(judged, found, counts, tuple(run.notes()), run.events, len(run.judge.ranks))
 
@@ -209,6 +246,8 @@ class _Run:
         self.seen: set[str] = set()
         self.events = 0
         self._started: set[int] = set()
+        header = sources[0].header
+        self.name = header.implementation or header.scenario or ("recording" if header.live else "trace")
 
     def through(self) -> None:
         judge, live = self.judge, self.sources[0].header.live
@@ -227,7 +266,10 @@ class _Run:
             if live:
                 last[index] = event if kind is SaverCall else None  # type: ignore[assignment]
             if kind not in _APART:
-                judge.feed(index, source.line, event)
+                try:
+                    judge.feed(index, source.line, event)
+                except OutOfPlace as error:
+                    raise TraceError(source.path, source.line, str(error)) from error
         if not live:
             judge.ranks |= {("", rank) for _, rank in judge._panels}
         if not all(starts.get(source.index) for source in self.sources):
@@ -255,6 +297,10 @@ class _Run:
                         f"config {name} must be that of the other files, {other!r} (got {mine!r})",
                     )
             self.config = {**event.facts, **self.config}
+
+    def apart(self) -> list[str]:
+        """The other profiles of which the files have events."""
+        return [] if self.judge.apart is None else self.judge.apart.profiles
 
     def lacks(self, rule: Rule, live: bool) -> dict[str, tuple[str, ...]]:
         """The codes of a rule that the claims bind, each with what the files do not have to judge it on."""
@@ -293,14 +339,30 @@ def _outcome(rule: Rule, run: _Run, live: bool) -> RuleOutcome:
     times = sum(judge.exercised.get(rule.id, {}).get(code, 0) for code in able)
     failed = [code for code in able if judge.counts.get((rule.id, code))]
     if failed:
-        code = min(failed, key=lambda c: judge.found[rule.id, c][0].finding.seq)
-        first = judge.found[rule.id, code][0]
-        where = f"{run.sources[first.place.file].path}:{first.place.line}"
-        return RuleOutcome(**row, outcome=FAIL, code=code, exercised=times, evidence=where)
+        failed.sort(key=lambda c: judge.found[rule.id, c][0].finding.seq)
+        cases = tuple(_case(rule, code, run) for code in failed)
+        place = judge.found[rule.id, failed[0]][0].place
+        where = f"{run.sources[place.file].path}:{place.line}"
+        return RuleOutcome(**row, outcome=FAIL, code=failed[0], exercised=times, evidence=where, cases=cases)
     if not times:
         why = blind if not able else "its condition never occurred" + (f"; {blind}" if blind else "")
         return RuleOutcome(**row, outcome=NOT_EXERCISED, reason=why)
     return RuleOutcome(**row, outcome=PASS, exercised=times, reason=blind)
+
+
+def _case(rule: Rule, code: str, run: _Run) -> Case:
+    """One way in which the files break a rule."""
+    found, times = run.judge.found[rule.id, code], run.judge.counts[rule.id, code]
+    places = [f"{run.sources[f.place.file].path}:{f.place.line}, rank {f.finding.rank}" for f in found]
+    return Case(
+        rule=rule.id,
+        scenario="",
+        outcome=FAIL,
+        code=code,
+        codes=(code,),
+        findings=tuple(f.finding for f in found),
+        detail=f"{times} times; at {'; '.join(places)}",
+    )
 
 
 def _blind(lacks: dict[str, tuple[str, ...]]) -> str:
@@ -312,28 +374,34 @@ def _blind(lacks: dict[str, tuple[str, ...]]) -> str:
     return "; ".join(f"not recorded: {what} (for {', '.join(codes)})" for what, codes in by_lack.items())
 
 
-def _verdict(outcomes: tuple[RuleOutcome, ...], profiles: tuple[str, ...], run: _Run, level: str) -> Judged:
-    levels, verdicts, reasons = {"must", level}, {}, []
-    for profile in profiles:
+def _verdict(outcomes: tuple[RuleOutcome, ...], selection: Selection, run: _Run, stale: tuple[Stale, ...]) -> Judged:
+    levels, verdicts, aside = {"must", selection.level}, dict[str, str](), dict[str, str]()
+    reasons = [entry.text for entry in stale]
+    for profile in selection.profiles:
         binding = [o for o in outcomes if o.profile == profile and o.level in levels]
         idle = [o.id for o in binding if o.outcome == NOT_EXERCISED]
-        passed = any(o.outcome == PASS for o in binding)
+        held = any(o.outcome in (PASS, EXPECTED) for o in binding)
         if any(o.outcome == FAIL for o in binding):
-            verdicts[profile] = NOT_CONFORMANT
+            aside[profile] = NOT_CONFORMANT
         else:
-            verdicts[profile] = CONFORMANT if passed and not idle else INCOMPLETE
+            aside[profile] = CONFORMANT if held and not idle else INCOMPLETE
+        known = any(o.outcome == EXPECTED for o in binding)
+        verdicts[profile] = NOT_CONFORMANT if known else aside[profile]
         if idle:
             reasons.append("bound and not exercised: " + ", ".join(idle))
     if run.sources[0].header.live and run.claims is None:
         reasons.append("no file states claims: colocert.record(claims=...)")
-    overall = next(v for v in (NOT_CONFORMANT, INCOMPLETE, CONFORMANT) if v in verdicts.values())
     record = Record(
-        impl=run.sources[0].header.implementation or run.sources[0].header.scenario,
-        options=Options(profiles=profiles),
+        impl=run.name,
+        name=run.name,
+        options=Options(profiles=selection.profiles),
         claims=run.claims or {},
-        claimed=profiles,
+        claimed=selection.profiles,
     )
-    return Judged(record, overall, verdicts, outcomes, Selection(profiles, level), tuple(reasons))
+    worst, without = (
+        next(v for v in (NOT_CONFORMANT, INCOMPLETE, CONFORMANT) if v in kept.values()) for kept in (verdicts, aside)
+    )
+    return Judged(record, worst, verdicts, outcomes, selection, tuple(reasons), without, stale)
 
 
 __all__ = ["FilesJudged", "Found", "StreamJudge", "judge_files"]

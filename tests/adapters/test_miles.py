@@ -1,12 +1,10 @@
-"""The adapter for miles: what it costs and claims without the framework, and the verdicts on the published wheel.
+"""The adapter for miles: what it costs and claims without the framework.
 
-The verdicts need an unpacked wheel of miles-rl 0.0.2: `COLOCERT_MILES_PATH`, or where `make certify IMPL=miles` put it.
+The verdicts on its versions are kept in docs/certified/ and run again by test_certified_runs.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import shutil
 import subprocess
 import sys
@@ -17,40 +15,9 @@ from types import MappingProxyType
 import pytest
 
 from colocert.adapters import miles
-from colocert.judge import Evidence, Judged, judge
 from colocert.record.manifest import Options
 from colocert.record.runner import record
 from colocert.rig import Claims, Config, Rig, Trainer
-
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "colocert", "miles-rl-0.0.2")
-NEEDS = ("torch", "megatron.core", "torch_memory_saver", "ray", "transformers", "numpy")
-
-RED = {
-    "LC-01": {"grads-kept"},
-    "LC-02": {"grads-not-resumed"},
-    "LC-04": {"saver-call"},
-    "LC-05": {"double-release", "double-resume"},
-    "LC-07": {"resumed-while-resident"},
-    "LC-13": {"still-due"},
-    "LC-14": {"stuck", "moved-twice"},
-    "LC-16": {"rebuilt-differently"},
-}
-"""What 0.0.2 fails in the scenarios, explained one by one in docs/certified.md."""
-
-GREEN = {"LC-06", "LC-08", "LC-09", "LC-10", "LC-12", "LC-15", "LC-17", "LC-20"}
-
-
-def lacks() -> list[str]:
-    """The packages that the adapter needs and that are not installed."""
-    missing = []
-    for name in NEEDS:
-        try:
-            found = importlib.util.find_spec(name)
-        except ModuleNotFoundError:
-            found = None
-        if found is None:
-            missing.append(name)
-    return missing
 
 
 @pytest.fixture
@@ -134,49 +101,3 @@ def test_the_implementation_has_the_shape_of_one() -> None:
     assert (miles.implementation.name, miles.implementation.build_cost) == ("miles", "high")
     assert callable(factory)
     assert not claims.gradients_traced
-
-
-@pytest.fixture(scope="module")
-def verdict(tmp_path_factory: pytest.TempPathFactory) -> Judged:
-    given = os.environ.get(miles.MILES.variable)
-    root = Path(given) if given else CACHE
-    if not (root / "miles").is_dir():
-        pytest.skip("no miles-rl 0.0.2 here: `make certify IMPL=miles` fetches it, or set COLOCERT_MILES_PATH")
-    if missing := lacks():
-        pytest.skip(f"miles needs {', '.join(missing)}: pip install 'colocert[reference]'")
-    folder = tmp_path_factory.mktemp("miles")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv(miles.MILES.variable, str(root))
-        if miles.implementation.version != "0.0.2":
-            pytest.skip(f"the known verdicts are those of miles-rl 0.0.2 (got {miles.implementation.version})")
-        record("colocert.adapters.miles", folder, Options(profiles=("lifecycle",), depth=0, controls=False))
-    return judge(Evidence(folder))
-
-
-@pytest.mark.slow
-@pytest.mark.torch
-class TestThePublishedWheel:
-    """miles-rl 0.0.2 in every scenario, exploration left out."""
-
-    def test_it_is_not_conformant(self, verdict: Judged) -> None:
-        assert verdict.record.problem is None
-        assert (verdict.record.name, verdict.record.version) == ("miles", "0.0.2")
-        assert verdict.verdict == "not-conformant"
-
-    @pytest.mark.parametrize("rule", sorted(RED))
-    def test_a_red_rule_has_its_codes(self, verdict: Judged, rule: str) -> None:
-        row = next(r for r in verdict.rules if r.id == rule)
-        found = {finding.code for case in row.cases for finding in case.findings}
-        assert (row.outcome, found) == ("fail", RED[rule])
-
-    @pytest.mark.parametrize("rule", sorted(GREEN))
-    def test_a_green_rule_was_exercised(self, verdict: Judged, rule: str) -> None:
-        row = next(r for r in verdict.rules if r.id == rule)
-        assert row.outcome == "pass"
-        assert row.exercised > 0
-
-    def test_every_rule_is_accounted_for(self, verdict: Judged) -> None:
-        rest = {r.id for r in verdict.rules if r.profile == "lifecycle"} - set(RED) - GREEN
-        outcomes = {r.outcome for r in verdict.rules if r.id in rest}
-        assert rest == {"LC-03", "LC-11", "LC-19", "LC-21", "LC-22"}
-        assert outcomes == {"not-applicable"}

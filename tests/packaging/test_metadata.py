@@ -81,6 +81,7 @@ def test_entry_points(wheel: zipfile.ZipFile) -> None:
             "reference": "colocert_reference.colocert_impl",
             "skyrl": "colocert.adapters.skyrl",
             "verl": "colocert.adapters.verl",
+            "areal": "colocert.adapters.areal",
         },
     }
 

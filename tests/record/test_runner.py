@@ -134,3 +134,31 @@ def test_files_that_are_not_ours_survive_a_second_recording(tmp_path: Path) -> N
     keep.write_text("mine")
     run(tmp_path, "pass")
     assert keep.read_text() == "mine"
+
+
+SLOW_IMPORT = """
+import time
+from colocert_reference.colocert_impl import Reference, ReferenceTrainer
+
+imported = False
+
+class Trainer(ReferenceTrainer):
+    def __init__(self, rig):
+        global imported
+        if not imported:
+            time.sleep(2)
+        imported = True
+        super().__init__(rig)
+
+implementation = Reference(trainer=Trainer)
+"""
+
+
+def test_the_first_scenario_of_a_worker_may_take_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A factory imports its framework in the first scenario of its process; later ones have the plain deadline."""
+    monkeypatch.setattr("colocert.record.runner.DEADLINE", 1.0)
+    (tmp_path / "impl.py").write_text(SLOW_IMPORT)
+    options = Options(profiles=("lifecycle",), depth=0, controls=False, workers=2)
+    result = record(str(tmp_path / "impl.py"), tmp_path / "evidence", options)
+    assert result.problem is None
+    assert {s.status for s in result.scenarios} == {COMPLETE}

@@ -27,6 +27,7 @@ from typing import Any
 
 import msgspec
 
+from colocert.live.dispatch import wrap_group, wrap_weight_sync, wrap_worker
 from colocert.live.log import MappedLog
 from colocert.live.wrap import Patches, wrap_driver, wrap_engine, wrap_handle, wrap_saver, wrap_trainer
 from colocert.rig.contract import Claims, Config
@@ -171,6 +172,43 @@ class Recording:
         wrap_driver(self, self._patches, driver, methods)
         return driver
 
+    def weight_sync(self, dispatch: Any, /, **methods: str) -> Any:
+        """Records calls of the object that decides who is on the device for a weight sync.
+
+        The contract's names are after_build, train_step, forward and sync; a first argument that is a string is the
+        role or the adapter. Record its workers with `worker` and its engine's `update` with `engine`.
+        """
+        wrap_weight_sync(self, self._patches, dispatch, methods)
+        return dispatch
+
+    def worker(
+        self,
+        worker: Any,
+        /,
+        *,
+        role: str,
+        kinds: Mapping[str, int],
+        offloaded: Iterable[str] = (),
+        kinds_of: Callable[..., Iterable[str]] | None = None,
+        **methods: str,
+    ) -> Any:
+        """Records what the workers of a role move: `offload` and `backload`, contract name = their own method's name.
+
+        The role whose weights are sent is `policy`. `kinds` are the bytes of model, adapters, optimizer and grads that
+        it has, `offloaded` those that are off the device now. `kinds_of(*args, **kwargs)` names what a call moves; by
+        default all.
+        """
+        wrap_worker(self, self._patches, worker, role, kinds, offloaded, kinds_of, methods)
+        return worker
+
+    def group(self, group: Any, /, **methods: str) -> Any:
+        """Records calls of a group of trainers: contract name = the group's own method's name.
+
+        The contract's names are onload, offload, offload_grad_buffer, clear_memory, train and update_weights.
+        """
+        wrap_group(self, self._patches, group, methods)
+        return group
+
     def handle(self, handle: Any, *, rank: int, owner: str = "", **methods: str) -> Any:
         """Records what a driver asks of a rank or an engine: when a call is issued, and when it is acknowledged.
 
@@ -238,6 +276,10 @@ class Recording:
     def started(self) -> bool:
         """Whether there is a file; it begins with all that is known by then."""
         return self._log is not None
+
+    def sees(self, what: str) -> bool:
+        """Whether that can be seen."""
+        return what in self._watched
 
     def watch(self, *what: str) -> None:
         """From here on these can be seen."""

@@ -16,6 +16,7 @@ from colocert.trace.events import (
     EngineFlush,
     EngineRelease,
     EngineResume,
+    EngineServe,
     RequestBegin,
     RequestEnd,
     SaverAlloc,
@@ -145,11 +146,16 @@ class EngineTags:
             rank, owner = self._recording.rank, self._recording.owner
             return (
                 (lambda _: self._emit(Send("weights", 0, "unknown", rank=rank, owner=owner))),
-                lambda mark, result: None,
+                lambda mark, result: self._served(),
                 lambda mark, error: None,
             )
         made = {"drain": EngineDrain, "admit": EngineAdmit, "flush": EngineFlush}[call]
         return (lambda _: None), (lambda mark, result: self._emit(made(rank=rank, owner="engine"))), lambda m, e: None
+
+    def _served(self) -> None:
+        """Only a weight sync asks when the engine took what was sent."""
+        if self._recording.sees("syncs"):
+            self._emit(EngineServe("", 0, 0, rank=self._number, owner="engine"))
 
     def _asked(self, call: str, given: list[str] | None) -> tuple[str, list[str]]:
         tags = list(self._tags) if given is None else given

@@ -14,7 +14,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from colocert.live.tags import EngineTags, SaverTags
 from colocert.trace.events import (
@@ -42,10 +42,17 @@ TRAINER_CALLS = (
 )
 ENGINE_CALLS = ("release", "resume", "update", "generate", "drain", "admit", "flush")
 DRIVER_CALLS = ("build", "run", "close")
+OUTER = frozenset({"driver", "group", "weight_sync"})
+"""Who calls trainers: a trainer's call inside one of theirs is one of its own."""
 
 _inside: ContextVar[bool] = ContextVar("colocert_inside_a_trainer_call", default=False)
 
 Around = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
+class _State(Protocol):
+    def state(self) -> list[Any]: ...
+    def forget(self) -> None: ...
 
 
 class Patches:
@@ -54,7 +61,7 @@ class Patches:
     def __init__(self) -> None:
         self._undo: list[tuple[Any, str, bool, Any]] = []
         self._pending: dict[int, tuple[Any, Ack]] = {}
-        self._states: list[SaverTags | EngineTags] = []
+        self._states: list[_State] = []
 
     def put(self, target: Any, name: str, wrapper: Any) -> None:
         """Puts a wrapper in the place of a method. Raises `TypeError` where the object takes none."""
@@ -82,7 +89,8 @@ class Patches:
         """Events that say what is known of all memory now."""
         return [event for known in self._states for event in known.state()]
 
-    def keep(self, state: SaverTags | EngineTags) -> None:
+    def keep(self, state: _State) -> None:
+        """What is known of some memory, written when a file begins."""
         self._states.append(state)
 
     def forget(self) -> None:
@@ -242,7 +250,7 @@ def _issues(
 
 def _calls(recording: Recording, original: Callable[..., Any], actor: str, call: str, owner: str) -> Callable[..., Any]:
     rank = recording.rank
-    nests = actor != "driver"
+    nests = actor not in OUTER
 
     def start(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if nests and _inside.get():
@@ -250,7 +258,8 @@ def _calls(recording: Recording, original: Callable[..., Any], actor: str, call:
         recording.calls += 1
         number = recording.calls
         token = _inside.set(True) if nests else None
-        recording.emit(CallBegin(actor, call, number, rank=rank, owner=owner))
+        subject = args[0] if args and actor == "weight_sync" and isinstance(args[0], str) else ""
+        recording.emit(CallBegin(actor, call, number, subject, rank=rank, owner=owner))
         return number, token, recording.generation if recording.recording else ""
 
     def leave(mark: Any) -> tuple[int, bool]:

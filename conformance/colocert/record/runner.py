@@ -52,6 +52,9 @@ IMPORT_DEADLINE = float(os.environ.get("COLOCERT_IMPORT_DEADLINE", "180"))
 DEADLINE = float(os.environ.get("COLOCERT_DEADLINE", "30"))
 """Seconds for one scenario, and between two signs of life of an exploration."""
 
+FIRST = 4.0
+"""Deadlines for the first scenario of a worker: a factory imports its framework in it, at length on a busy machine."""
+
 LAST_WORDS = 15.0
 """Seconds for a child that started processes of its own to end them."""
 
@@ -163,6 +166,7 @@ class Worker:
     def __init__(self, impl: str, log: Path) -> None:
         self._impl, self._log = impl, log
         self._child: ChildProcess | None = None
+        self._answered = False
 
     def start(self) -> Answer:
         """Starts a child and loads the implementation; raises `Lost` if it does not survive that."""
@@ -181,8 +185,9 @@ class Worker:
                 raise Lost(DIED, answer.problem.message if answer.problem else "the implementation no longer loads")
         assert self._child is not None
         try:
-            answer = self._child.ask(job, DEADLINE * patience, progress)
+            answer = self._child.ask(job, DEADLINE * (patience if self._answered else max(patience, FIRST)), progress)
             self._child.graceful |= patience > 1
+            self._answered = True
         except Lost:
             self._child = None
             raise

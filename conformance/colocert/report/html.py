@@ -49,6 +49,7 @@ class Shown(NamedTuple):
     figure: Figure | None
     transcript: str
     reproduce: str
+    window: str
 
 
 class Failure(NamedTuple):
@@ -84,10 +85,14 @@ def report(
     evidence: Evidence | None = None,
     peaks: Sequence[Peaks] = (),
     facts: Mapping[str, Any] | None = None,
+    windows: Mapping[tuple[str, str], str] | None = None,
 ) -> str:
-    """The page about a verdict. `evidence` is None where nothing was recorded; `facts` are volatile ones of the run."""
+    """The page about a verdict. `evidence` is None where nothing was recorded; `facts` are volatile ones of the run.
+
+    `windows` are transcripts around findings, by rule and code, where there is no evidence to read them from.
+    """
     traces = _Traces(evidence)
-    failures = list(_failures(judged, traces))
+    failures = list(_failures(judged, traces, windows or {}))
     memory = list(_memory(judged, traces, peaks))
     page = Page(
         judged=judged,
@@ -136,7 +141,7 @@ def anchor(trace: str) -> str:
     return "transcript-" + "-".join(Path(trace).with_suffix("").parts[-2:])
 
 
-def _failures(judged: Judged, traces: _Traces) -> Iterator[Failure]:
+def _failures(judged: Judged, traces: _Traces, windows: Mapping[tuple[str, str], str]) -> Iterator[Failure]:
     """The failing rules: those that bind first, and last those that the implementer lists as known."""
     levels = {"must", judged.selection.level}
     failing = [row for row in judged.rules if row.outcome in _FAILS]
@@ -154,13 +159,13 @@ def _failures(judged: Judged, traces: _Traces) -> Iterator[Failure]:
             row=row,
             binds=row.level in levels,
             seen=[links.report(seen) for seen in rule.seen],
-            shown=[_shown(case, rule, judged.record, traces) for case in first.values()],
+            shown=[_shown(case, rule, judged.record, traces, windows) for case in first.values()],
             others=others[:MOST_CASES],
             left=max(0, len(others) - MOST_CASES),
         )
 
 
-def _shown(case: Case, rule: Rule, record: Record, traces: _Traces) -> Shown:
+def _shown(case: Case, rule: Rule, record: Record, traces: _Traces, windows: Mapping[tuple[str, str], str]) -> Shown:
     trace = traces.of(case.trace)
     return Shown(
         case=case,
@@ -169,6 +174,7 @@ def _shown(case: Case, rule: Rule, record: Record, traces: _Traces) -> Shown:
         figure=trace.figure(f"{case.scenario}: bytes over events", case.findings) if trace else None,
         transcript=anchor(case.trace) if trace and trace.lines else "",
         reproduce=reproduce(case, record) if case.scenario else "",
+        window=windows.get((case.rule, case.code), ""),
     )
 
 

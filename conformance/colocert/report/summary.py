@@ -88,6 +88,15 @@ def _table(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _coverage(made: Mapping[str, Any]) -> Iterator[str]:
+    if read := made["run"].get("read"):
+        yield from (
+            "",
+            "## What was read",
+            "",
+            f"- {text(read)}",
+            *(f"- {text(note)}" for note in made["run"]["notes"]),
+        )
+        return
     yield from ("", "## What ran", "")
     for name, facts in made["profiles"].items():
         lost = [text(f"{scenario} {status}") for scenario, status in facts["scenarios"].items() if status != "complete"]

@@ -28,7 +28,8 @@ class VersionChangesOnce(SyncFold):
     """AS-09: the served version changes once per successful sync and adapter, not at all on a failed one.
 
     A change whose answer got lost (the engine's own call failed after its effect) is not the sync's: nobody could know
-    of it; the retry may give the same version again. A sync of what the last one delivered may leave it alone.
+    of it; the retry may give the same version again. A sync of what the last one delivered may leave it alone. The base
+    stands for an adapter where the adapter is merged into it: a version of the base alone is not the adapter's.
     """
 
     rule = "AS-09"
@@ -69,10 +70,15 @@ class VersionChangesOnce(SyncFold):
             self.found(event, "changed-twice", "the served version changes once per sync", told)
         if new:
             self.met("not-changed")
-            if not any(self.changes.get(n) for n in asked) and not self.lost.intersection(asked):
+            if not any(self.changes.get(n) for n in asked if self._stands(n)) and not self.lost.intersection(asked):
                 told = "it is what it was before new weights were synced"
                 self.found(event, "not-changed", "the served version changes once per sync", told)
         self.lost.difference_update(asked)
+
+    def _stands(self, name: str) -> bool:
+        """Whether what was sent to be served under a name holds what a sync is to bring."""
+        state = self.state
+        return name != BASE or not state.adapters() or any(send.kind == "merged" for send in state.sends)
 
     def _failed(self, event: CallRaise, asked: tuple[str, ...]) -> None:
         self.met("changed-on-failure")

@@ -2,9 +2,11 @@
 
 Knows, code by code, the senses that its sentence needs. Does not know how a recording comes to have them.
 
-A recording has saver, trainer, engine, requests, send, issues, driver, sizes and from-start, as far as it was told.
-Contents, touches, frees, single allocations, addresses, process groups and injected faults are the doubles' alone: a
-code that needs one of these is never judged on a real run. Neither is a rule without an entry here.
+A recording has saver, trainer, engine, requests, send, issues, driver, sizes and from-start, as far as it was told, and
+of a weight sync or a group its calls and what they move. Who writes events of an engine's inside, of requests' adapters
+or of a frozen offload says so in a `watch` event, by the same names. Contents, touches, frees, single allocations,
+addresses, process groups and injected faults are the doubles' alone: a code that needs one of these is never judged on
+a real run. Neither is a rule without an entry here: what the tensors of a sync come to is compared by the suite's rig.
 """
 
 from __future__ import annotations
@@ -25,6 +27,16 @@ WORDS: Mapping[str, str] = {
     "sizes": "the sizes of regions (nbytes=)",
     "engine-sizes": "a config with engine_sizes and engine_mirror",
     "from-start": "the run from its start (from_start=True)",
+    "syncs": "a weight sync's calls",
+    "moves": "what the workers of each role move",
+    "served": "what an engine's updates made it serve",
+    "beliefs": "what is believed of each role",
+    "group": "a group's calls",
+    "told": "the ranks that a group's error tells of",
+    "asked": "what each call asks of an engine",
+    "tokens": "the tokens that an engine computes",
+    "tensors": "where a frozen module's tensors are and what they hold",
+    "memory": "what an offload costs its process",
     "contents": "contents of memory",
     "versions": "the version that a request saw",
     "touches": "reads of released memory",
@@ -36,6 +48,8 @@ WORDS: Mapping[str, str] = {
     "claims": "claims",
     "lora": "a config with lora",
     "mode": "a config with lora and peak_device",
+    "sync-mode": "a config with lora, colocated, strategy and merge_lora",
+    "offload": "a config with lora, file_backed and chunk",
     "single-step": "a config without accumulate over 1 and without multi_lora, or contents of memory",
 }
 """What is missing, in words."""
@@ -108,6 +122,75 @@ _NEEDS: Mapping[str, Mapping[str, str]] = {
     "HO-12": {"released-in-flight": "engine requests", "admitted-early": "engine requests"},
     "HO-13": {"transport-kept": "allocations"},
     "HO-15": {"redundant-resume": "engine"},
+    "AS-01": {"base-backloaded": "syncs moves send"},
+    "AS-02": {"others-resident": "syncs moves send served", "optimizer-resident": "syncs moves send served"},
+    "AS-03": {"emptied-storage": "touches", "stale-copy": "contents"},
+    "AS-04": {"moved": "syncs moves send"},
+    "AS-05": {"first-sync-backloads": "syncs moves send from-start"},
+    "AS-06": {"copied-at-finish": "syncs moves send", "belief-differs": "syncs moves beliefs"},
+    "AS-09": {
+        "not-changed": "contents",
+        "changed-twice": "syncs send served",
+        "changed-on-failure": "syncs send served",
+    },
+    "AS-10": {"stale-prefix": "contents"},
+    "AS-12": {
+        "belief-differs": "syncs moves beliefs",
+        "left-on-device": "syncs moves",
+        "not-delivered": "faults",
+    },
+    "AS-16": {"wrong-adapter": "contents", "base-backloaded": "syncs moves send"},
+    "AS-18": {"read-released": "touches"},
+    "GR-01": {
+        "rank-left-out": "group trainer saver from-start",
+        "returned-early": "group trainer saver from-start",
+        "error-hidden": "group trainer saver told",
+        "overdue": "faults",
+        "left-behind": "doubles",
+    },
+    "GR-02": {"ranks-disagree": "group trainer saver"},
+    "GR-03": {"joins-in-another-state": "doubles", "base-trusted": "doubles", "old-connection-used": "doubles"},
+    "EN-01": {
+        "wrong-set": "asked",
+        "released-again": "asked",
+        "resumed-resident": "asked",
+        "untyped-error": "asked",
+        "ready-while-released": "doubles",
+        "refused-while-ready": "asked from-start",
+    },
+    "EN-02": {
+        "computed-released": "asked tokens",
+        "computed-invalid": "asked tokens",
+        "computed-after-failure": "faults",
+        "untyped-refusal": "asked from-start",
+        "neither-refused-nor-held": "asked tokens from-start",
+        "hangs": "doubles",
+    },
+    "EN-03": {"hit-after-flush": "asked tokens", "hit-after-late-flush": "asked tokens"},
+    "EN-04": {
+        "torn-adapter": "asked tokens",
+        "mixed-versions": "asked tokens",
+        "not-the-acknowledged": "asked tokens from-start",
+        "missing-in-between": "asked from-start",
+        "unknown-served": "asked from-start",
+        "base-request-served": "asked",
+    },
+    "FO-01": {
+        "left-on-device": "tensors",
+        "not-on-file": "tensors memory",
+        "written-again": "tensors memory",
+    },
+    "FO-02": {"trusted-file": "tensors", "bits-changed": "tensors"},
+    "FO-03": {"adapter-offloaded": "tensors", "frozen-kept": "tensors"},
+    "FO-04": {"not-in-host-memory": "tensors memory", "values-differ": "tensors"},
+    "FO-05": {"crashed": "faults", "lost": "faults", "half-written-mapped": "faults"},
+    "FO-06": {"leftover-read": "faults", "foreign-touched": "faults"},
+    "FO-07": {"files-open": "tensors memory", "file-left": "doubles"},
+    "FO-08": {"stale-copy": "tensors"},
+    "FO-09": {"beyond-two-chunks": "tensors memory", "second-copy": "tensors memory"},
+    "FO-10": {"not-covered": "tensors", "layout-changed": "tensors", "buffer-changed": "tensors"},
+    "FO-11": {"bytes-kept": "tensors", "bytes-lost": "tensors"},
+    "FO-12": {"anonymous": "tensors memory", "locked": "tensors memory"},
 }
 """By rule and code. LC-06 compares calls from equal states, of which live contents are a part."""
 
@@ -124,9 +207,35 @@ RECORDABLE = frozenset(
         "engine-sizes",
         "from-start",
         "single-step",
+        "syncs",
+        "moves",
+        "served",
+        "beliefs",
+        "group",
+        "told",
+        "asked",
+        "tokens",
+        "tensors",
+        "memory",
     }
 )
 """What recordings of real runs can have."""
+
+_CONFIG: Mapping[str, tuple[str, ...]] = {
+    "lora": ("lora",),
+    "mode": ("lora", "peak_device"),
+    "sync-mode": ("lora", "colocated", "strategy", "merge_lora"),
+    "offload": ("lora", "file_backed", "chunk"),
+}
+"""What a config has to say."""
+
+_OF_A_PROFILE: Mapping[str, str] = {
+    "lifecycle": "lora",
+    "handoff": "mode",
+    "adapter-sync": "sync-mode",
+    "engine": "lora",
+    "frozen-offload": "offload",
+}
 
 UNCONDITIONAL = frozenset({"LC-05", "LC-20"})
 """Rules that read neither claims nor configuration."""
@@ -137,13 +246,11 @@ def lacking(rule: Rule, code: str, seen: frozenset[str], config: Mapping[str, An
     needs = _NEEDS.get(rule.id, {}).get(code, "doubles").split()
     has = set(seen)
     if rule.id not in UNCONDITIONAL:
-        needs += ["claims", "lora" if rule.profile == "lifecycle" else "mode"]
+        needs.append("claims")
+        needs += [kept for kept in (_OF_A_PROFILE.get(rule.profile),) if kept]
     if claims:
         has.add("claims")
-    if "lora" in config:
-        has.add("lora")
-        if "peak_device" in config:
-            has.add("mode")
+    has |= {name for name, facts in _CONFIG.items() if set(facts) <= set(config)}
     if config.get("accumulate", 1) == 1 and not config.get("multi_lora"):
         has.add("single-step")
     return tuple(need for need in needs if need not in has)
