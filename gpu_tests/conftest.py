@@ -1,7 +1,7 @@
 """The gate of gpu_tests, and what every row is given.
 
-A row is a test with `@pytest.mark.row("G02")`, in `test_<topic>.py`; its id stands in rows.toml. What a row measured goes
-through pytest's `record_property` into the result file.
+A row is a test with `@pytest.mark.row("G02")`, in `test_<topic>.py`; its id stands in rows.toml. What a row measured
+goes through pytest's `record_property` into the result file.
 """
 
 from __future__ import annotations
