@@ -194,10 +194,10 @@ class Gate:
         return made
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        properties = dict(report.user_properties)
-        row = properties.pop(ROW, None)
+        row = dict(report.user_properties).get(ROW)
         if self.controls and row:
-            self.watch.add(str(row), report.when or "", report.outcome, report.duration, properties)
+            noted = [(name, value) for name, value in report.user_properties if name != ROW]
+            self.watch.add(str(row), report.when or "", report.outcome, report.duration, noted)
 
     @property
     def missing(self) -> list[str]:

@@ -17,7 +17,10 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
-DEFAULTS = "wide_defaults"
+CHECK = "check"
+"""The property under which a row lists each of its named checks."""
+
+DEFAULTS = "wide defaults"
 """The property under which a row lists the calibrated values that it had none of."""
 _UUID = re.compile(r"\b(GPU-|MIG-)?[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", re.IGNORECASE)
 
@@ -28,11 +31,13 @@ class Watch:
 
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def add(self, row: str, when: str, outcome: str, seconds: float, measured: dict[str, Any]) -> None:
-        """One phase of one test of a row. A row passes where every test of it did."""
-        entry = self.rows.setdefault(row, {"outcome": "", "seconds": 0.0, "measured": {}})
+    def add(self, row: str, when: str, outcome: str, seconds: float, noted: list[tuple[str, Any]]) -> None:
+        """One phase of one test of a row, with what the test noted. A row passes where every test of it did."""
+        entry = self.rows.setdefault(row, {"outcome": "", "seconds": 0.0, "measured": {}, "checks": []})
         entry["seconds"] = round(entry["seconds"] + seconds, 3)
-        entry["measured"].update(measured)
+        if when == "call":
+            entry["measured"].update({name: value for name, value in noted if name != CHECK})
+            entry["checks"] += [value for name, value in noted if name == CHECK]
         if outcome == "failed":
             entry["outcome"] = "failed"
         elif when == "call" and outcome == "passed" and entry["outcome"] != "failed":

@@ -19,7 +19,7 @@ else:
 HERE = Path(__file__).parent
 TABLE = HERE / "rows.toml"
 HOST = "host"
-_KEYS = frozenset({"proves", "world", "world_host", "world_gb300", "host", "loses", "seconds", "red_by"})
+_KEYS = frozenset({"proves", "world", "world_host", "world_gb300", "host", "loses", "seconds", "unseeded"})
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Row:
     host: Literal["full", "reduced", "none"]
     loses: str
     seconds: int
-    red_by: tuple[str, ...]
+    unseeded: str
 
     def least_world(self, kind: str) -> int:
         """The least number of devices on that kind, or of ranks on the host."""
@@ -93,7 +93,7 @@ def _row(name: str, entry: dict[str, Any], path: Path) -> Row:
         entry["host"],
         entry.get("loses", ""),
         entry["seconds"],
-        tuple(entry["red_by"]),
+        entry.get("unseeded", ""),
     )
 
 

@@ -1,0 +1,26 @@
+"""Each row goes red by the named check with each of its seeded faults, on the stand-in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpu_tests.harness.checks import RowRed
+from gpu_tests.harness.faults import Seeded, all_seeded
+from gpu_tests.harness.row import Row
+
+
+def _cases() -> list[object]:
+    return [
+        pytest.param(one, id=f"{one.row}-{one.fault}", marks=[pytest.mark.torch] if one.torch else [])
+        for one in all_seeded()
+    ]
+
+
+@pytest.mark.parametrize("seeded", _cases())
+def test_the_named_check_goes_red(seeded: Seeded, tmp_path: Path, record_property: pytest.FixtureRequest) -> None:
+    with Row(seeded.row, "host", tmp_path, fault=seeded.fault) as row, pytest.raises(RowRed) as caught:
+        seeded.test(row)
+    record_property("red", sorted(caught.value.names))
+    assert seeded.red in caught.value.names, f"void: {caught.value}"
