@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+import colocert.device  # noqa: F401  (imported once, and not anew in every run)
+
 pytest_plugins = ["pytester"]
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = """
@@ -98,8 +100,10 @@ class Run:
         for module in [name for name in sys.modules if name.split(".")[0] == "gpu_tests"]:
             self.monkeypatch.delitem(sys.modules, module)
         self.monkeypatch.syspath_prepend(self.folder)
-        run = self.pytester.runpytest_subprocess if "-n" in options else self.pytester.runpytest_inprocess
-        done = run("gpu_tests", "-p", "no:cacheprovider", *options)
+        self.monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+        spread = "-n" in options
+        run = self.pytester.runpytest_subprocess if spread else self.pytester.runpytest_inprocess
+        done = run("gpu_tests", "-p", "no:cacheprovider", *(["-p", "xdist"] if spread else []), *options)
         return int(done.ret), done.stdout.str(), done.stderr.str()
 
     def result(self, name: str) -> dict[str, Any]:
