@@ -72,8 +72,7 @@ class Row:
         self._judged = True
         self._end_children()
         alone = check("the device is the row's alone", "", self._before or foreign(self.machine))
-        for one in (*checks, alone):
-            self.properties.append(("check", one.json()))
+        self.record("checks", [one.json() for one in (*checks, alone)])
         if red := [one for one in (*checks, alone) if not one.green]:
             raise RowRed(self.name, red)
 
