@@ -62,7 +62,8 @@ def ended(child: Child) -> tuple[str, Outcome | None]:
     except HookNotLive as error:
         return type(error).__name__, None
     stopped = outcome.kind == "hook-abort" or outcome.signal == "SIGABRT"
-    if stopped and "func=resume" in outcome.stderr and "memory" in outcome.stderr:
+    said = outcome.stderr.lower().replace("_", " ")
+    if stopped and "func=resume" in outcome.stderr and "out of memory" in said:
         return "oom in resume", outcome
     if outcome.kind == "signal":
         return outcome.signal, outcome

@@ -37,6 +37,11 @@ class Trainer:
     def checksums(self) -> list[str]:
         return [self.port.device.checksum(block) for block in self.kept]
 
+    def samples(self) -> list[bytes]:
+        """The first bytes of each block: quick where blocks are large."""
+        hook = self.port.device.hook
+        return [hook.read(block.address, min(block.nbytes, 1 << 20)) for block in self.kept]
+
     def release_gradients(self) -> None:
         self.port.pause(GRADS)
 
