@@ -7,7 +7,7 @@ import pytest
 from gpu_tests.harness.checks import bytes_moved, check
 from gpu_tests.harness.faults import seeded
 from gpu_tests.harness.row import Row
-from gpu_tests.scenarios import g02
+from gpu_tests.scenarios import g02, g03
 
 MIB = 1 << 20
 
@@ -28,4 +28,29 @@ def test_release_returns_every_byte(row: Row) -> None:
         check("raw blocks end", "ok", ended),
         check("raw blocks freed", [2 * MIB, 2 * MIB, 2 * MIB, 4 * MIB, 102 * MIB], raw["freed"]),
         check("raw contents", [True] * len(g02.RAW), raw["same"]),
+    )
+
+
+@pytest.mark.row("G03")
+@seeded({"grads-under-default": "released"})
+def test_gradients_are_released_alone(row: Row) -> None:
+    """Releasing `grad_buffer` frees exactly its bytes while weights and optimizer state stay readable and equal."""
+    seen = row.run(g03.gradients_alone)
+    row.record("release lag", seen["released"]["lag"])
+    row.judge(
+        bytes_moved("released", seen["expected"], seen["released"]),
+        bytes_moved("taken", -seen["expected"], seen["taken"]),
+        check("readable while released", seen["before"], seen["during"]),
+        check("contents after", seen["before"], seen["after"]),
+    )
+
+
+@pytest.mark.row("G04")
+@seeded({"reallocates-on-wake": "addresses"})
+def test_addresses_hold_over_hand_offs(row: Row) -> None:
+    """Weights, optimizer state and gradients are at the addresses of the start after each of three hand-offs."""
+    seen = row.run(g03.addresses, cycles=3)
+    row.judge(
+        check("addresses", [seen["tables"][0]] * 4, seen["tables"]),
+        check("contents", [seen["contents"][0]] * 4, seen["contents"]),
     )

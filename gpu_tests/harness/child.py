@@ -37,11 +37,12 @@ def begin(
     **arguments: Any,
 ) -> Child:
     """Starts a scenario's function in a child of its own."""
-    path = [str(ROOT), *filter(None, machine.environment(env)["PYTHONPATH"].split(os.pathsep))]
+    extra = dict(env or {})
+    path = [extra.get("PYTHONPATH", ""), str(ROOT), machine.environment()["PYTHONPATH"]]
     return start(
         "gpu_tests.harness.child:inside",
         machine=machine,
-        env={**(env or {}), "PYTHONPATH": os.pathsep.join(path)},
+        env={**extra, "PYTHONPATH": os.pathsep.join(filter(None, path))},
         deadline=deadline,
         scenario=f"{scenario.__module__}:{scenario.__name__}",
         fault=fault,
@@ -60,9 +61,10 @@ def ended(child: Child) -> tuple[str, Outcome | None]:
         outcome = child.wait()
     except HookNotLive as error:
         return type(error).__name__, None
-    if outcome.kind == "hook-abort" or outcome.signal == "SIGABRT":
-        if "func=resume" in outcome.stderr and "memory" in outcome.stderr:
-            return "oom in resume", outcome
+    stopped = outcome.kind == "hook-abort" or outcome.signal == "SIGABRT"
+    said = outcome.stderr.lower().replace("_", " ")
+    if stopped and "func=resume" in outcome.stderr and "out of memory" in said:
+        return "oom in resume", outcome
     if outcome.kind == "signal":
         return outcome.signal, outcome
     return outcome.kind.replace("-", " "), outcome

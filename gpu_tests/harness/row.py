@@ -15,6 +15,7 @@ from typing import Any
 from colocert.device import Child, Machine, Outcome
 from colocert.device.machine import DeviceName
 from gpu_tests.harness import child
+from gpu_tests.harness.ballast import Ballast
 from gpu_tests.harness.checks import Check, RowRed, check
 from gpu_tests.harness.exclusive import foreign
 
@@ -27,7 +28,7 @@ class Row:
         self.machine = Machine(device=device, ledger=folder / "ledger")
         self.properties: list[tuple[str, Any]] = []
         self._judged = False
-        self._children: list[Child] = []
+        self._children: list[Child | Ballast] = []
         self._before = foreign(self.machine, patience=0.0 if device == "host" else 10.0)
 
     @property
@@ -63,6 +64,12 @@ class Row:
         """How the child of a scenario's function ended, whatever the way."""
         return child.ended(self.start(scenario, **arguments))
 
+    def ballast(self, free: int) -> Ballast:
+        """Memory outside the hook, taken until `free` bytes are left; held to the row's end."""
+        held = Ballast(self.machine, free)
+        self._children.append(held)
+        return held
+
     def record(self, name: str, value: Any) -> None:
         """A measurement for the report; nothing is asserted of it."""
         self.properties.append((name, value))
@@ -72,8 +79,7 @@ class Row:
         self._judged = True
         self._end_children()
         alone = check("the device is the row's alone", "", self._before or foreign(self.machine))
-        for one in (*checks, alone):
-            self.properties.append(("check", one.json()))
+        self.record("checks", [one.json() for one in (*checks, alone)])
         if red := [one for one in (*checks, alone) if not one.green]:
             raise RowRed(self.name, red)
 
