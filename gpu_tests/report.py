@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
-CHECK = "check"
-"""The property under which a row lists each of its named checks."""
+CHECKS = "checks"
+"""The property under which a row lists its named checks."""
 
 DEFAULTS = "wide defaults"
 """The property under which a row lists the calibrated values that it had none of."""
@@ -36,8 +36,8 @@ class Watch:
         entry = self.rows.setdefault(row, {"outcome": "", "seconds": 0.0, "measured": {}, "checks": []})
         entry["seconds"] = round(entry["seconds"] + seconds, 3)
         if when == "call":
-            entry["measured"].update({name: value for name, value in noted if name != CHECK})
-            entry["checks"] += [value for name, value in noted if name == CHECK]
+            entry["measured"].update({name: value for name, value in noted if name != CHECKS})
+            entry["checks"] += [one for name, value in noted if name == CHECKS for one in value]
         if outcome == "failed":
             entry["outcome"] = "failed"
         elif when == "call" and outcome == "passed" and entry["outcome"] != "failed":
