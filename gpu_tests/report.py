@@ -66,8 +66,12 @@ def result(**facts: Any) -> dict[str, Any]:
 def write(found: dict[str, Any], folder: Path) -> Path:
     """Writes a result under its kind, world and shard; the path."""
     shard = "" if found["shard"] == "1/1" else f"-{found['shard'].replace('/', 'of')}"
-    path = folder / f"{found['kind']}-w{found['world']}{shard}.json"
-    folder.mkdir(parents=True, exist_ok=True)
+    return save(found, folder / f"{found['kind']}-w{found['world']}{shard}.json")
+
+
+def save(found: dict[str, Any], path: Path) -> Path:
+    """Writes a result there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
     return path
 

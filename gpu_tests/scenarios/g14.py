@@ -28,6 +28,7 @@ def rank(port: Port, fault: str | None, number: int, count: int, folder: str, la
     tag = "grad_buffer" if fault == "one-rank-pauses-another-tag" and number == 1 else "default"
     groups = Groups(port, number, count, Path(folder))
     seen: dict[str, Any] = {"alive": [], "released": [], "sums": [], "wanted": [], "down": [], "up": [], "rounds": 0}
+    seen["start"] = port.device.free_bytes()
     groups.build()
     for turn in range(ROUNDS):
         seen["sums"].append(groups.sums(turn))
