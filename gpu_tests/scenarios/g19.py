@@ -40,9 +40,13 @@ def side(port: Port, fault: str | None, role: str) -> dict[str, Any]:
 
 
 def watch(port: Port, fault: str | None) -> dict[str, Any]:
-    """Samples the device's free bytes until it is told to stop."""
+    """By how much more than now was in use until it is told to stop: samples, on the stand-in its high-water mark too."""
+    host = port.device.name == "host"
+    if host:
+        port.device.hook.runtime.colocert_standin_reset_device_peak()
+    start = port.device.hook.standin("device_peak") if host else 0
     least = first = port.device.free_bytes()
-    port.tell(first)
+    port.tell("watching")
     samples = 1
     while True:
         try:
@@ -51,7 +55,8 @@ def watch(port: Port, fault: str | None) -> dict[str, Any]:
             least = min(least, port.device.free_bytes())
             samples += 1
         else:
-            return {"first": first, "least": least, "samples": samples}
+            exact = port.device.hook.standin("device_peak") - start if host else 0
+            return {"above": max(first - least, exact), "samples": samples}
 
 
 def _sleep(held: Trainer | Engine) -> None:
