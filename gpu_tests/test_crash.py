@@ -19,7 +19,7 @@ MIB = 1 << 20
 @pytest.mark.row("G18")
 @seeded({"wipes-at-exit-only": "stale files after the next start"})
 def test_a_killed_trainer_leaves_its_memory_and_no_files(row: Row) -> None:
-    """After a kill at any point of a hand-off its bytes return, the engine goes on, and the next start wipes its files."""
+    """After a kill at any point of a hand-off its bytes return, the engine goes on, the next start wipes its files."""
     row.shaped(capacity=256 * MIB)
     home = row.folder / "disk"
     engine = row.start(g18.engine, deadline=180)

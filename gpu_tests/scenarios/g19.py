@@ -40,7 +40,7 @@ def side(port: Port, fault: str | None, role: str) -> dict[str, Any]:
 
 
 def watch(port: Port, fault: str | None) -> dict[str, Any]:
-    """By how much more than now was in use until it is told to stop: samples, on the stand-in its high-water mark too."""
+    """By how much more than now was in use until it is told to stop: samples, and the stand-in's high-water mark."""
     host = port.device.name == "host"
     if host:
         port.device.hook.runtime.colocert_standin_reset_device_peak()
