@@ -25,7 +25,7 @@ def test_a_backup_keeps_every_bit(row: Row) -> None:
 @pytest.mark.row("G06")
 @seeded({"no-refill": "first read"})
 def test_contents_without_a_backup_are_refilled_before_they_are_read(row: Row) -> None:
-    """Weights without a backup hold a sentinel after a wake; an early read is caught, the first real one is refilled."""
+    """Weights without a backup hold a sentinel after a wake; an early read is caught, the first real one is right."""
     row.shaped(capacity=160 * MIB)
     seen = row.run(g06.cycle)
     row.judge(

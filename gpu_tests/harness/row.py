@@ -28,6 +28,7 @@ class Row:
         self.machine = Machine(device=device, ledger=folder / "ledger")
         self.properties: list[tuple[str, Any]] = []
         self._judged = False
+        self._defaults: list[str] = []
         self._children: list[Child | Ballast] = []
         self._before = foreign(self.machine, patience=0.0 if device == "host" else 10.0)
 
@@ -73,6 +74,11 @@ class Row:
     def record(self, name: str, value: Any) -> None:
         """A measurement for the report; nothing is asserted of it."""
         self.properties.append((name, value))
+
+    def calibrated(self, name: str) -> Any:
+        """What was measured once on this kind of GPU; None, and named in the report, where nothing was."""
+        self._defaults.append(name)
+        return None
 
     def judge(self, *checks: Check) -> None:
         """Holds all checks and says which are red."""
