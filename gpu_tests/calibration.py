@@ -1,4 +1,4 @@
-"""What a first machine of a kind measured, and the tolerances that follow; wide defaults where there was none yet.
+"""What a first machine of a kind measured, and what rows go by in consequence; wide defaults where there was none yet.
 
     pytest gpu_tests --require-gpu=b300 --calibrate                      writes build/gpu/calibration-b300.json
     python gpu_tests/calibration.py pin build/gpu/calibration-b300.json  writes gpu_tests/calibration/b300.toml
@@ -24,38 +24,43 @@ else:
 
 FOLDER = Path(__file__).parent / "calibration"
 MIB = 1 << 20
-DEFAULTS = {"page_tables": 8 * MIB, "group_spread": 16 * MIB, "disabled_left": 10 * MIB}
-"""The wide default of each tolerance, in bytes. A calibrated value is never wider."""
+DEFAULTS: dict[str, Any] = {
+    "page tables": 8 * MIB,
+    "spread of groups": 16 * MIB,
+    "left of a disabled block": 10 * MIB,
+    "pinned host memory after a wake": None,
+}
+"""What a row goes by where its kind has no value: tolerances in bytes, and None where it then only records."""
 
 
-def tolerance(name: str, kind: str | None = None) -> int:
-    """The calibrated tolerance of the kind that this run is on, else the wide default."""
-    return _table(kind or os.environ.get("COLOCERT_KIND", "host")).get(name, DEFAULTS[name])
+def value(name: str, kind: str | None = None, folder: Path = FOLDER) -> Any:
+    """The value that was pinned for a kind (default: that of this run); None where there is none."""
+    assert name in DEFAULTS, f"{name!r} is not one of {sorted(DEFAULTS)}"
+    path = folder / f"{kind or os.environ.get('COLOCERT_KIND') or 'any'}.toml"
+    return tomllib.loads(path.read_text())["values"].get(name) if path.exists() else None
 
 
-def wide(kind: str) -> list[str]:
-    """The tolerances for which that kind has no calibrated value."""
-    return sorted(set(DEFAULTS) - set(_table(kind)))
+def value_or_default(name: str) -> Any:
+    """The same for this run, or the wide default."""
+    found = value(name)
+    return DEFAULTS[name] if found is None else found
 
 
-def _table(kind: str, folder: Path = FOLDER) -> dict[str, int]:
-    path = folder / f"{kind}.toml"
-    found: dict[str, int] = tomllib.loads(path.read_text())["tolerances"] if path.exists() else {}
-    return found
-
-
-def derived(measured: dict[str, Any]) -> dict[str, int]:
-    """Tolerances from measurements: twice what was seen, in whole MiB, and no wider than the default."""
+def derived(measured: dict[str, Any]) -> dict[str, Any]:
+    """Values from measurements. A tolerance is twice what was seen, in whole MiB, and no wider than its default."""
     seen = {
-        "page_tables": measured.get("page-table leftovers", {}).get("bytes"),
-        "group_spread": measured.get("groups", {}).get("spread"),
-        "disabled_left": measured.get("disabled block", {}).get("left"),
+        "page tables": measured.get("page-table leftovers", {}).get("bytes"),
+        "spread of groups": measured.get("groups", {}).get("spread"),
+        "left of a disabled block": measured.get("disabled block", {}).get("left"),
     }
-    return {
+    found: dict[str, Any] = {
         name: min(DEFAULTS[name], -(-2 * max(0, nbytes) // MIB) * MIB)
         for name, nbytes in seen.items()
         if nbytes is not None
     }
+    if "pinned" in measured:
+        found["pinned host memory after a wake"] = measured["pinned"]["class"]
+    return found
 
 
 def pin(found: dict[str, Any], folder: Path = FOLDER, today: str = "") -> Path:
@@ -70,7 +75,7 @@ def pin(found: dict[str, Any], folder: Path = FOLDER, today: str = "") -> Path:
         "torch_memory_saver": (facts.get("saver") or {}).get("version", ""),
     }
     lines = [f"# Written by gpu_tests/calibration.py on {today or datetime.date.today()}: what this kind measured.", ""]
-    lines += ["[machine]", *(f"{name} = {json.dumps(value)}" for name, value in versions.items()), ""]
+    lines += ["[machine]", *(f"{name} = {json.dumps(one)}" for name, one in versions.items()), ""]
     lines += [
         "# bytes",
         "[tolerances]",
@@ -78,15 +83,16 @@ def pin(found: dict[str, Any], folder: Path = FOLDER, today: str = "") -> Path:
         "",
     ]
     for name, values in sorted(measured.items()):
-        lines += [f'[measured."{name}"]', *(f"{key} = {_toml(value)}" for key, value in sorted(values.items())), ""]
+        lines += [f"[measured.{json.dumps(name)}]"]
+        lines += [*(f"{json.dumps(key)} = {_toml(one)}" for key, one in sorted(values.items())), ""]
     folder.mkdir(exist_ok=True)
     path = folder / f"{kind}.toml"
     path.write_text("\n".join(lines))
     return path
 
 
-def _toml(value: Any) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+def _toml(one: Any) -> str:
+    return f"{one:.3f}" if isinstance(one, float) else json.dumps(one, ensure_ascii=False)
 
 
 def main(arguments: list[str] | None = None) -> int:

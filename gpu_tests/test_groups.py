@@ -15,7 +15,6 @@ from gpu_tests.harness.row import Row
 from gpu_tests.scenarios import g14
 
 DEADLINE = 180.0
-SPREAD = 16 << 20
 
 
 @pytest.mark.torch
@@ -73,7 +72,9 @@ def _judged(row: Row, seen: dict[int, Any]) -> list[Check]:
     # The first round settles NCCL and its communicator's memory; the others must be alike.
     for name in ("down", "up"):
         spread = max((max(one[name][1:]) - min(one[name][1:]) for one in whole.values()), default=-1)
-        checks.append(check(f"spread of free bytes, groups {name}", 0, spread, tolerance=SPREAD))
+        checks.append(
+            check(f"spread of free bytes, groups {name}", 0, spread, tolerance=row.calibrated("spread of groups"))
+        )
     returned = min(
         (d - u for one in whole.values() for d, u in zip(one["down"][1:], one["up"][1:], strict=True)), default=-1
     )

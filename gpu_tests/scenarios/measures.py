@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from gpu_tests.harness.host_cost import HostCost
 from gpu_tests.harness.port import Port
 
 GIB = {"host": 32, "cuda": 32}
@@ -41,22 +42,17 @@ def pinned(port: Port, fault: str | None) -> dict[str, Any]:
     nbytes = 16 * port.unit
     port.settle()
     port.alloc("default", nbytes, backup="pinned", fill=1)
-    before = _resident()
+    before, name = HostCost.now(), port.device.name
     port.pause("default")
-    paused = _resident()
+    paused = HostCost.now().since(before, name)["bytes"]
     port.resume("default")
-    after = _resident()
+    after = HostCost.now().since(before, name)["bytes"]
     return {
         "payload": nbytes,
-        "while released": paused - before,
-        "after": after - before,
-        "class": "retained" if after - before > nbytes // 2 else "returned",
+        "while released": paused,
+        "after": after,
+        "class": "retained" if after > nbytes // 2 else "returned",
     }
-
-
-def _resident() -> int:
-    status = Path("/proc/self/status").read_text()
-    return sum(int(kib) << 10 for kib in re.findall(r"^Rss(?:Anon|Shmem|File):\s+(\d+) kB", status, re.MULTILINE))
 
 
 def pinning(port: Port, fault: str | None) -> dict[str, Any]:
