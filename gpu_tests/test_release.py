@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_tests.harness.checks import bytes_moved, check
+from gpu_tests.harness.child import last_lines
 from gpu_tests.harness.faults import seeded
 from gpu_tests.harness.row import Row
 from gpu_tests.scenarios import g02, g03
@@ -16,12 +17,18 @@ MIB = 1 << 20
 @seeded({"pauses-one-tag": "released", "unrounded": "raw blocks end"})
 def test_release_returns_every_byte(row: Row) -> None:
     """Releasing an engine frees all bytes of both tags and a wake takes them again; raw blocks free whole granules."""
-    seen = row.run(g02.engine)
+    how, engine = row.end(g02.engine)
+    nothing = {"bytes": "nothing was measured", "tolerance": 0, "lag": None, "own": None}
+    seen = (
+        engine.value if engine and how == "ok" else {"expected": 0, "released": nothing, "taken": nothing, "same": None}
+    )
     ended, outcome = row.end(g02.raw)
     raw = outcome.value if outcome and ended == "ok" else {"freed": None, "same": None}
     row.record("release lag", seen["released"]["lag"])
     row.record("own bytes", "absent" if seen["released"]["own"] is None else "present")
+    row.record("last words", last_lines(outcome))
     row.judge(
+        check("engine end", "ok", how),
         bytes_moved("released", seen["expected"], seen["released"]),
         bytes_moved("taken", -seen["expected"], seen["taken"]),
         check("contents", True, seen["same"]),

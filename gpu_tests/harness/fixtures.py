@@ -16,7 +16,9 @@ def row(request: pytest.FixtureRequest, device_name: DeviceName, tmp_path: Path)
     """The row that the test's mark names, on the device of this run."""
     mark = request.node.get_closest_marker("row")
     assert mark is not None, "a row's test is marked with its id: @pytest.mark.row('G02')"
+    failed = request.session.testsfailed
     with Row(mark.args[0], device_name, tmp_path) as row:
         row.properties = request.node.user_properties
         yield row
-    row.finish()
+    if request.session.testsfailed == failed:  # a test that failed by itself says why
+        assert row.judged, f"the test of {row.name} must end with row.judge(...), else nothing is held against it"

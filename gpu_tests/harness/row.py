@@ -86,6 +86,8 @@ class Row:
         """Holds all checks and says which are red."""
         self._judged = True
         self._end_children()
+        if self._defaults:
+            self.record("wide_defaults", self._defaults)
         alone = check("the device is the row's alone", "", self._before or foreign(self.machine))
         if not self.on_host:
             self.calibrated("page tables")  # every tolerance of bytes holds it
@@ -101,9 +103,10 @@ class Row:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._end_children()
 
-    def finish(self) -> None:
-        """Called after the row's test: a row without a verdict is no row."""
-        assert self._judged, f"{self.name} must end with row.judge(...)"
+    @property
+    def judged(self) -> bool:
+        """Whether the row has a verdict, green or red."""
+        return self._judged
 
     def _end_children(self) -> None:
         for running in self._children:
