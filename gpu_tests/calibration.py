@@ -76,12 +76,8 @@ def pin(found: dict[str, Any], folder: Path = FOLDER, today: str = "") -> Path:
     }
     lines = [f"# Written by gpu_tests/calibration.py on {today or datetime.date.today()}: what this kind measured.", ""]
     lines += ["[machine]", *(f"{name} = {json.dumps(one)}" for name, one in versions.items()), ""]
-    lines += [
-        "# bytes",
-        "[tolerances]",
-        *(f"{name} = {value}" for name, value in sorted(derived(measured).items())),
-        "",
-    ]
+    lines += ["# Tolerances are in bytes.", "[values]"]
+    lines += [*(f"{json.dumps(name)} = {_toml(one)}" for name, one in sorted(derived(measured).items())), ""]
     for name, values in sorted(measured.items()):
         lines += [f"[measured.{json.dumps(name)}]"]
         lines += [*(f"{json.dumps(key)} = {_toml(one)}" for key, one in sorted(values.items())), ""]

@@ -20,7 +20,7 @@ SCHEMA = 1
 CHECKS = "checks"
 """The property under which a row lists its named checks."""
 
-DEFAULTS = "wide defaults"
+DEFAULTS = "wide_defaults"
 """The property under which a row lists the calibrated values that it had none of."""
 _UUID = re.compile(r"\b(GPU-|MIG-)?[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", re.IGNORECASE)
 

@@ -86,13 +86,11 @@ class Row:
         """Holds all checks and says which are red."""
         self._judged = True
         self._end_children()
-        if self._defaults:
-            self.record("wide_defaults", self._defaults)
         alone = check("the device is the row's alone", "", self._before or foreign(self.machine))
         if not self.on_host:
             self.calibrated("page tables")  # every tolerance of bytes holds it
         if self._defaults:
-            self.record("wide defaults", sorted(set(self._defaults)))
+            self.record("wide_defaults", sorted(set(self._defaults)))
         self.record("checks", [one.json() for one in (*checks, alone)])
         if red := [one for one in (*checks, alone) if not one.green]:
             raise RowRed(self.name, red)
