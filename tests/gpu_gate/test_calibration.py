@@ -31,7 +31,7 @@ FACTS = {"cards": [{"name": "NVIDIA B300 SXM6 AC"}] * 8, "driver": {"version": "
 
 @pytest.fixture(scope="module")
 def calibration() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpu_tests_calibration", ROOT / "gpu_tests" / "calibration.py")
+    spec = importlib.util.spec_from_file_location("gpu_tests_calibrate", ROOT / "gpu_tests" / "calibrate.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
