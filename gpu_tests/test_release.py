@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_tests.harness.checks import bytes_moved, bytes_taken, check
-from gpu_tests.harness.child import last_lines
+from gpu_tests.harness.child import last_lines, measured
 from gpu_tests.harness.faults import seeded
 from gpu_tests.harness.row import Row
 from gpu_tests.scenarios import g02, g03
