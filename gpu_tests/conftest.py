@@ -29,6 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "calibration: measures a machine; runs with --calibrate only")
     config.pluginmanager.register(gate.Gate(config), "gpu-tests-gate")
     wanted = gate.asked(config)
+    # What a child process of a row reads too: the launcher lets COLOCERT_* through.
     os.environ.update(COLOCERT_KIND=wanted.kind, COLOCERT_WORLD=str(wanted.world))
 
 

@@ -138,6 +138,7 @@ class Gate:
             shard=self.asked.shard,
         )
         self.watch = report.Watch()
+        self.measured: dict[str, Any] = {}
 
     @property
     def controls(self) -> bool:
@@ -199,6 +200,11 @@ class Gate:
             noted = [(name, value) for name, value in report.user_properties if name != ROW]
             self.watch.add(str(row), report.when or "", report.outcome, report.duration, noted)
 
+        measured = dict(report.user_properties).get("measured")
+        if self.controls and measured is not None and self.asked.calibrate and report.when == "call":
+            name = report.nodeid.partition("[")[2].rstrip("]")
+            self.measured[name] = measured
+
     @property
     def missing(self) -> list[str]:
         """The rows that this run must judge and did not."""
@@ -206,7 +212,12 @@ class Gate:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if not self.controls or self.config.option.collectonly or self.asked.calibrate:
+        if not self.controls or self.config.option.collectonly:
+            return
+        if self.asked.calibrate:
+            found = self.config.stash.get(FOUND, {})
+            facts = report.result(kind=self.asked.kind, measured=self.measured, preflight=found)
+            self.written = report.save(facts, self.folder / f"calibration-{self.asked.kind}.json")
             return
         if self.watch.rows:
             self.written = report.write(self.result(), self.folder)
@@ -234,9 +245,14 @@ class Gate:
         )
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        write = terminalreporter.write_line
+        if self.asked.calibrate and self.written:
+            terminalreporter.section("measured", "-")
+            for name, values in self.measured.items():
+                write(f"{name}: {', '.join(f'{key} {value}' for key, value in values.items())}")
+            write(f"wrote {self.written}")
         if self.asked.calibrate or self.config.option.collectonly or not (self.watch.rows or self.asked.required):
             return
-        write = terminalreporter.write_line
         terminalreporter.section("rows", "-")
         judged = [row for row in self.rows if self.watch.outcome(row)]
         write(f"{self.asked.kind}, world {self.asked.world}, shard {self.asked.shard}: {len(judged)} rows judged")

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
-CHECK = "check"
-"""The property under which a row lists each of its named checks."""
+CHECKS = "checks"
+"""The property under which a row lists its named checks."""
 
 DEFAULTS = "wide defaults"
 """The property under which a row lists the calibrated values that it had none of."""
@@ -36,8 +36,8 @@ class Watch:
         entry = self.rows.setdefault(row, {"outcome": "", "seconds": 0.0, "measured": {}, "checks": []})
         entry["seconds"] = round(entry["seconds"] + seconds, 3)
         if when == "call":
-            entry["measured"].update({name: value for name, value in noted if name != CHECK})
-            entry["checks"] += [value for name, value in noted if name == CHECK]
+            entry["measured"].update({name: value for name, value in noted if name != CHECKS})
+            entry["checks"] += [one for name, value in noted if name == CHECKS for one in value]
         if outcome == "failed":
             entry["outcome"] = "failed"
         elif when == "call" and outcome == "passed" and entry["outcome"] != "failed":
@@ -66,8 +66,12 @@ def result(**facts: Any) -> dict[str, Any]:
 def write(found: dict[str, Any], folder: Path) -> Path:
     """Writes a result under its kind, world and shard; the path."""
     shard = "" if found["shard"] == "1/1" else f"-{found['shard'].replace('/', 'of')}"
-    path = folder / f"{found['kind']}-w{found['world']}{shard}.json"
-    folder.mkdir(parents=True, exist_ok=True)
+    return save(found, folder / f"{found['kind']}-w{found['world']}{shard}.json")
+
+
+def save(found: dict[str, Any], path: Path) -> Path:
+    """Writes a result there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
     return path
 

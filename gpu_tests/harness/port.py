@@ -5,7 +5,8 @@
     ledger    our own account: every block that this port made and has not released, rounded to granules of 2 MiB
 
 What an operation moved is what two of the three say. On `host` the tolerance is 0. On a GPU it is one granule a segment
-and 8 MiB for the driver's page tables. A figure that comes late is waited for, 2 s at most, and the lag recorded.
+and what the driver's page tables take, 8 MiB until that is calibrated. A figure that comes late is waited for, 2 s at
+most, and the lag recorded.
 
 Knows bytes. Does not know what a block means to a trainer or an engine.
 """
@@ -20,9 +21,9 @@ from typing import Any
 
 from colocert.device.hook import GRANULE, Backup
 from colocert.device.ports import Block, Device, Stage
+from gpu_tests import calibration
 
 UNIT = {"host": 1 << 20, "cuda": 32 << 20}
-PAGE_TABLES = {"host": 0, "cuda": 8 << 20}
 PATIENCE = 2.0
 
 
@@ -95,7 +96,7 @@ class Port:
 
     def tolerance(self, blocks: Iterable[Block]) -> int:
         """By how much the bytes of these blocks may be off."""
-        fixed = PAGE_TABLES[self.device.name]
+        fixed = 0 if self.device.name == "host" else calibration.value_or_default("page tables")
         return fixed + (GRANULE * len(list(blocks)) if fixed else 0)
 
     def settle(self) -> None:
