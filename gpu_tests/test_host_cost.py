@@ -50,7 +50,8 @@ def _cost(row: Row, kind: str, machine: Any) -> dict[str, Any]:
         kind=argument,
         folder=str(row.folder / kind),
     )
-    return child.wait().expect()
+    seen: dict[str, Any] = child.wait().expect()
+    return seen
 
 
 def _held(kind: str, seen: dict[str, Any], after: str | None) -> list[Check]:

@@ -54,15 +54,22 @@ def at_most(name: str, limit: float, got: float) -> Check:
     return Check(name, f"at most {limit}", f"at most {limit}" if got <= limit else got)
 
 
-def bytes_moved(name: str, expected: int, moved: dict[str, Any]) -> Check:
+def bytes_moved(name: str, expected: int | None, moved: dict[str, Any] | None) -> Check:
     """Bytes that an operation freed (or took, as a negative number), by instruments of which two must agree.
 
     `moved` is what `Port.moved` measured in the child. Where no two instruments agree, that is what is got.
     """
+    if not moved:
+        return Check(name, expected, "nothing was measured")
     if moved["bytes"] is None:
         seen = {name: moved[name] for name in ("free", "own", "ledger")}
         return Check(name, expected, f"no two instruments agree: {seen}")
     return Check(name, expected, moved["bytes"], moved["tolerance"])
+
+
+def bytes_taken(name: str, expected: int | None, moved: dict[str, Any] | None) -> Check:
+    """The same of an operation that must take `expected` bytes."""
+    return bytes_moved(name, None if expected is None else -expected, moved)
 
 
 def _number(value: Any) -> bool:

@@ -70,6 +70,19 @@ def ended(child: Child) -> tuple[str, Outcome | None]:
     return outcome.kind.replace("-", " "), outcome
 
 
+class Unmeasured(dict[str, Any]):
+    """What a child measured that did not end well: None, whatever is asked."""
+
+    def __missing__(self, name: str) -> None:
+        return None
+
+
+def measured(child: Child) -> tuple[str, dict[str, Any]]:
+    """How a child ended and what it measured, for checks that say both."""
+    how, outcome = ended(child)
+    return how, outcome.value if outcome and how == "ok" else Unmeasured()
+
+
 def last_lines(outcome: Outcome | None, count: int = 3) -> str:
     """The last lines on stderr: the only words of a child that the saver ended."""
     return "\n".join(outcome.stderr.strip().splitlines()[-count:]) if outcome else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from gpu_tests.harness.checks import RowRed
 from gpu_tests.harness.faults import Seeded, all_seeded
 from gpu_tests.harness.row import Row
+
+Note = Callable[[str, object], None]
 
 
 def _cases() -> list[object]:
@@ -19,7 +22,9 @@ def _cases() -> list[object]:
 
 
 @pytest.mark.parametrize("seeded", _cases())
-def test_the_named_check_goes_red(seeded: Seeded, tmp_path: Path, record_property: pytest.FixtureRequest) -> None:
+def test_the_named_check_goes_red(
+    seeded: Seeded, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     with Row(seeded.row, "host", tmp_path, fault=seeded.fault) as row, pytest.raises(RowRed) as caught:
         seeded.test(row)
     record_property("red", sorted(caught.value.names))

@@ -80,7 +80,7 @@ def cycle(port: Port, fault: str | None) -> dict[str, Any]:
 
 def neighbour(stage: Any, leave: int) -> int:
     """Takes what is free, writes a pattern over it and goes: how many bytes that were."""
-    granule = stage.device.granule
-    nbytes = (stage.device.free_bytes() - leave) // granule * granule
+    granule: int = stage.device.granule
+    nbytes: int = (stage.device.free_bytes() - leave) // granule * granule
     stage.device.alloc_raw(None, False, nbytes, fill=0x77)
     return nbytes

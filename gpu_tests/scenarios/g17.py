@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from colocert.device.hook import Backup
 from gpu_tests.harness.host_cost import HostCost
 from gpu_tests.harness.port import Port
 
@@ -16,7 +17,7 @@ def cycles(port: Port, fault: str | None, folder: str, count: int) -> dict[str, 
     """Free bytes, host memory, descriptors, mappings and files after each hand-off: at the 20th and how they drift."""
     home = Path(folder)
     port.device.hook.set_disk_folder(home)
-    kinds = ("pinned", "mmap", "disk")
+    kinds: tuple[Backup, ...] = ("pinned", "mmap", "disk")
     blocks = [port.alloc_raw(kind, 2 * port.unit + 5, kind, fill=n) for n, kind in enumerate(kinds)]
     before = [port.device.checksum(block) for block in blocks]
     seen: list[dict[str, int]] = []
