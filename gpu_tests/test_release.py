@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from colocert.device.hook import GRANULE
 from gpu_tests.harness.checks import bytes_moved, bytes_taken, check
 from gpu_tests.harness.child import last_lines, measured
 from gpu_tests.harness.faults import seeded
 from gpu_tests.harness.row import Row
 from gpu_tests.scenarios import g02, g03
-
-MIB = 1 << 20
 
 
 @pytest.mark.row("G02")
@@ -24,15 +25,26 @@ def test_release_returns_every_byte(row: Row) -> None:
         row.record("release lag", seen["released"]["lag"])
         row.record("own bytes", "absent" if seen["released"]["own"] is None else "present")
     row.record("last words", last_lines(blocks.wait()))
+    freed = raw["freed"] or [None] * len(g02.RAW)
     row.judge(
         check("engine end", "ok", how),
         bytes_moved("released", seen["expected"], seen["released"]),
         bytes_taken("taken", seen["expected"], seen["taken"]),
         check("contents", True, seen["same"]),
         check("raw blocks end", "ok", ended),
-        check("raw blocks freed", [2 * MIB, 2 * MIB, 2 * MIB, 4 * MIB, 102 * MIB], raw["freed"]),
+        *(bytes_moved(f"raw block of {n}", _whole(n), moved) for n, moved in zip(g02.RAW, freed, strict=True)),
+        check("raw blocks are whole granules", [0] * len(freed), [_rest(moved) for moved in freed]),
         check("raw contents", [True] * len(g02.RAW), raw["same"]),
     )
+
+
+def _whole(nbytes: int) -> int:
+    return -(-nbytes // GRANULE) * GRANULE
+
+
+def _rest(moved: dict[str, Any] | None) -> int | None:
+    """What is left over of whole granules; None where nothing was measured."""
+    return moved["bytes"] % GRANULE if moved and moved["bytes"] is not None else None
 
 
 @pytest.mark.row("G03")

@@ -14,10 +14,9 @@ from typing import Any
 from colocert.device import Machine, ledger
 
 QUIET = 1 << 30
-PATIENCE = 10.0
 
 
-def foreign(machine: Machine, patience: float = PATIENCE) -> str:
+def foreign(machine: Machine, patience: float) -> str:
     """Who holds device memory now, in words; empty where nobody does. Waits for what is just going away."""
     look = _on_gpu if machine.device == "cuda" else _on_standin
     until = time.monotonic() + patience

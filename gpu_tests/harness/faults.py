@@ -43,15 +43,21 @@ def seeded(faults: Mapping[str, str]) -> Callable[[F], F]:
 
 def all_seeded() -> Iterator[Seeded]:
     """Every seeded fault of every row, in the order of the rows."""
-    tests = [test for path in sorted(_ROWS.glob("test_*.py")) for test in _tests(path)]
-    for row, test, torch in sorted(tests, key=lambda found: found[0]):
+    for row, test in all_rows():
+        torch = any(mark.name == "torch" for mark in test.pytestmark)  # type: ignore[attr-defined]
         for fault, red in getattr(test, "seeded_faults", {}).items():
             yield Seeded(row, fault, red, test, torch)
 
 
-def _tests(path: Path) -> Iterator[tuple[str, Callable[..., Any], bool]]:
+def all_rows() -> list[tuple[str, Callable[..., Any]]]:
+    """Every row and its test."""
+    tests = [found for path in sorted(_ROWS.glob("test_*.py")) for found in _tests(path)]
+    return sorted(tests, key=lambda found: found[0])
+
+
+def _tests(path: Path) -> Iterator[tuple[str, Callable[..., Any]]]:
     module = importlib.import_module(f"gpu_tests.{path.stem}")
     for name, value in vars(module).items():
         marks = {mark.name: mark for mark in getattr(value, "pytestmark", [])}
         if name.startswith("test_") and "row" in marks:
-            yield marks["row"].args[0], value, "torch" in marks
+            yield marks["row"].args[0], value

@@ -91,8 +91,8 @@ class Port:
                 break
             time.sleep(0.005)
         own = before.own - now.own if before.own is not None and now.own is not None else None
-        agreed = _agreed(free, own, ledger, tolerance)
-        return {"free": free, "own": own, "ledger": ledger, "bytes": agreed, "tolerance": tolerance, "lag": lag}
+        nbytes = agreed(free, own, ledger, tolerance)
+        return {"free": free, "own": own, "ledger": ledger, "bytes": nbytes, "tolerance": tolerance, "lag": lag}
 
     def tolerance(self, blocks: Iterable[Block]) -> int:
         """By how much the bytes of these blocks may be off."""
@@ -123,7 +123,8 @@ class Port:
         return [block for block in self.blocks if block.tag is not None and tag in (None, block.tag)]
 
 
-def _agreed(free: int, own: int | None, ledger: int, tolerance: int) -> int | None:
+def agreed(free: int, own: int | None, ledger: int, tolerance: int) -> int | None:
+    """What two instruments say, the device's own first; None where no two do."""
     pairs = ((free, own), (free, ledger), (own, ledger))
     for one, other in pairs:
         if one is not None and other is not None and abs(one - other) <= tolerance:

@@ -20,9 +20,14 @@ from gpu_tests.harness.ballast import Ballast
 from gpu_tests.harness.checks import Check, RowRed, check
 from gpu_tests.harness.exclusive import foreign
 
+ALONE = "the device is the row's alone"
+
 
 class Row:
     """One run of one row. `fault` names the seeded fault that it runs with; None is the correct code."""
+
+    patience = 10.0
+    """Seconds in which the memory of ended processes has to be gone."""
 
     def __init__(self, name: str, device: DeviceName, folder: Path, fault: str | None = None) -> None:
         self.name, self.device, self.folder, self.fault = name, device, folder, fault
@@ -31,7 +36,7 @@ class Row:
         self._judged = False
         self._defaults: list[str] = []
         self._children: list[Child | Ballast] = []
-        self._before = foreign(self.machine, patience=0.0 if device == "host" else 10.0)
+        self._before = foreign(self.machine, patience=0.0 if device == "host" else self.patience)
 
     @property
     def on_host(self) -> bool:
@@ -86,7 +91,7 @@ class Row:
         """Holds all checks and says which are red."""
         self._judged = True
         self._end_children()
-        alone = check("the device is the row's alone", "", self._before or foreign(self.machine))
+        alone = check(ALONE, "", self._before or foreign(self.machine, self.patience))
         if not self.on_host:
             self.calibrated("page tables")  # every tolerance of bytes holds it
         if self._defaults:

@@ -21,10 +21,11 @@ def _cases() -> list[object]:
     ]
 
 
+@pytest.mark.usefixtures("needs_the_saver")
 @pytest.mark.parametrize("seeded", _cases())
-def test_the_named_check_goes_red(
-    seeded: Seeded, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
+def test_the_named_check_goes_red(seeded: Seeded, tmp_path: Path, record_property: Note) -> None:
+    if seeded.torch:
+        pytest.importorskip("torch")
     with Row(seeded.row, "host", tmp_path, fault=seeded.fault) as row, pytest.raises(RowRed) as caught:
         seeded.test(row)
     record_property("red", sorted(caught.value.names))

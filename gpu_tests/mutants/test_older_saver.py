@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from colocert.device import NoSaver
-from colocert.device.machine import PRELOAD, find_preload
+from colocert.device.machine import PRELOAD
 from gpu_tests.harness.checks import RowRed
 from gpu_tests.harness.row import Row
 from gpu_tests.test_release import test_release_returns_every_byte as row_g02
@@ -27,12 +26,8 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "coloce
 
 
 @pytest.fixture(scope="module")
-def older() -> Path:
+def older(needs_the_saver: None) -> Path:
     """The preload library of the older saver."""
-    try:
-        find_preload()
-    except NoSaver as error:
-        pytest.skip(str(error))
     if given := os.environ.get("COLOCERT_OLDER_SAVER"):
         return Path(given, PRELOAD)
     if not (CACHE / PRELOAD).exists():

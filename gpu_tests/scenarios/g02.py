@@ -43,7 +43,7 @@ def raw(port: Port, fault: str | None) -> dict[str, Any]:
     for nbytes in RAW:
         block = port.alloc_raw("raw", nbytes, backup=True, fill=0x5A)
         before = port.device.checksum(block)
-        freed.append(port.moved(lambda: port.pause("raw"))["bytes"])
+        freed.append(port.moved(lambda: port.pause("raw")))
         port.resume("raw")
         same.append(port.device.checksum(block) == before)
         port.free(block)

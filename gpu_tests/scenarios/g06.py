@@ -10,6 +10,8 @@ from gpu_tests.harness.port import Port
 SENTINEL = 0xDB
 TAG = "weights"
 UNITS, LEFT = 32, 16
+CACHE = {"host": 8, "cuda": 256}
+"""Units that go with the weights, so that what is freed is more than a neighbour's context and what it leaves."""
 
 
 class ReadBeforeRefill(RuntimeError):
@@ -22,6 +24,7 @@ class DeepSleeper:
     def __init__(self, port: Port, source: bytes) -> None:
         self.port, self.source = port, source
         self.block = port.alloc(TAG, len(source))
+        self.cache = port.alloc(TAG, CACHE[port.device.name] * port.unit)
         self.stale = False
         self.refill()
 
