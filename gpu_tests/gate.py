@@ -156,7 +156,8 @@ class Gate:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         required = {row.id for row in self.split.required}
-        kept, dropped = [], []
+        kept: list[pytest.Item] = []
+        dropped: list[pytest.Item] = []
         for item in items:
             if HERE not in item.path.parents or HERE / "mutants" in item.path.parents:
                 kept.append(item)
@@ -198,7 +199,7 @@ class Gate:
         row = dict(report.user_properties).get(ROW)
         if self.controls and row:
             noted = [(name, value) for name, value in report.user_properties if name != ROW]
-            self.watch.add(str(row), report.when or "", report.outcome, report.duration, noted)
+            self.watch.add(str(row), report.when, report.outcome, report.duration, noted)
 
         measured = dict(report.user_properties).get("measured")
         if self.controls and measured is not None and self.asked.calibrate and report.when == "call":

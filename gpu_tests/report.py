@@ -1,6 +1,6 @@
 """The result of a run as a file, and its comparison with the table of rows.
 
-    python gpu_tests/report.py check build/gpu/b300-w8.json --kind b300 --world 8
+    python -m gpu_tests.report check build/gpu/b300-w8.json --kind b300 --world 8
 
 is the last step of a CI job: it fails unless the files together hold a passing verdict on every row of the table that
 this kind and world must run, and on no other. A job that was green because it ran something else ends here.
@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .table import HOST, load, split
+
 SCHEMA = 1
 CHECKS = "checks"
 """The property under which a row lists its named checks."""
 
-DEFAULTS = "wide defaults"
+DEFAULTS = "wide_defaults"
 """The property under which a row lists the calibrated values that it had none of."""
 _UUID = re.compile(r"\b(GPU-|MIG-)?[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", re.IGNORECASE)
 
@@ -96,17 +98,16 @@ def differences(results: list[dict[str, Any]], required: set[str], kind: str, wo
 
 def main(arguments: list[str] | None = None) -> int:
     """The command; 0 where the results are complete, else 1 with a line a difference."""
-    parser = argparse.ArgumentParser(prog="report.py", description="Compares results of gpu_tests with rows.toml.")
+    parser = argparse.ArgumentParser(
+        prog="python -m gpu_tests.report", description="Compares results of gpu_tests with rows.toml."
+    )
     parser.add_argument("command", choices=["check"])
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="one result, or one a shard")
     parser.add_argument("--kind", required=True)
     parser.add_argument("--world", required=True, type=int)
     given = parser.parse_args(arguments)
-    sys.path.insert(0, str(Path(__file__).parent))
-    import table
-
-    device = table.HOST if given.kind == table.HOST else "cuda"
-    wanted = table.split(table.load().values(), device=device, kind=given.kind, world=given.world)
+    device = HOST if given.kind == HOST else "cuda"
+    wanted = split(load().values(), device=device, kind=given.kind, world=given.world)
     required = {row.id for row in wanted.required}
     try:
         results = [json.loads(path.read_text()) for path in given.files]

@@ -21,7 +21,7 @@ from typing import Any
 
 from colocert.device.hook import GRANULE, Backup
 from colocert.device.ports import Block, Device, Stage
-from gpu_tests import calibration
+from gpu_tests import calibrate
 
 UNIT = {"host": 1 << 20, "cuda": 32 << 20}
 PATIENCE = 2.0
@@ -96,7 +96,7 @@ class Port:
 
     def tolerance(self, blocks: Iterable[Block]) -> int:
         """By how much the bytes of these blocks may be off."""
-        fixed = 0 if self.device.name == "host" else calibration.value_or_default("page tables")
+        fixed = 0 if self.device.name == "host" else calibrate.value_or_default("page tables")
         return fixed + (GRANULE * len(list(blocks)) if fixed else 0)
 
     def settle(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from colocert.device import Child, Machine, Outcome
 from colocert.device.machine import DeviceName
-from gpu_tests import calibration
+from gpu_tests import calibrate
 from gpu_tests.harness import child
 from gpu_tests.harness.ballast import Ballast
 from gpu_tests.harness.checks import Check, RowRed, check
@@ -83,9 +83,9 @@ class Row:
 
     def calibrated(self, name: str) -> Any:
         """What was pinned for this kind of GPU; else the wide default, and the report names it."""
-        if calibration.value(name) is None:
+        if calibrate.value(name) is None:
             self._defaults.append(name)
-        return calibration.value_or_default(name)
+        return calibrate.value_or_default(name)
 
     def judge(self, *checks: Check) -> None:
         """Holds all checks and says which are red."""
@@ -95,7 +95,7 @@ class Row:
         if not self.on_host:
             self.calibrated("page tables")  # every tolerance of bytes holds it
         if self._defaults:
-            self.record("wide defaults", sorted(set(self._defaults)))
+            self.record("wide_defaults", sorted(set(self._defaults)))
         self.record("checks", [one.json() for one in (*checks, alone)])
         if red := [one for one in (*checks, alone) if not one.green]:
             raise RowRed(self.name, red)

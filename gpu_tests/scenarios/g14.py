@@ -118,4 +118,4 @@ def _released(port: Port) -> int:
 
 
 def _number(rank: int, turn: int) -> int:
-    return 1000**rank % 999_983 + 17 * turn
+    return int(1000**rank) % 999_983 + 17 * turn

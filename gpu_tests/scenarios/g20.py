@@ -64,7 +64,7 @@ def _autograd(port: Port, beforehand: bool) -> dict[str, Any]:
         if beforehand:
             for parameter in parameters:
                 parameter.grad = torch.zeros_like(parameter)
-        sum((parameter * 2).sum() for parameter in parameters).backward()  # type: ignore[union-attr]
+        sum((parameter * 2).sum() for parameter in parameters).backward()
     torch.cuda.synchronize()
     gradients = [parameter.grad for parameter in parameters]
     if beforehand:

@@ -8,7 +8,13 @@ from typing import Any
 
 from gpu_tests.harness.port import Port
 
-NOTHING = {"bytes": None, "free": 0, "own": 0, "ledger": 0, "tolerance": 0}
+NOTHING: dict[str, Any] = {
+    "expected": 0,
+    "released": {"bytes": None, "free": 0, "own": 0, "ledger": 0, "tolerance": 0},
+    "readable": None,
+    "left": 1 << 40,
+}
+"""What a child that ended otherwise has shown."""
 
 
 def disabled(port: Port, fault: str | None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What a first machine of a kind measured, and what rows go by in consequence; wide defaults where there was none yet.
 
     pytest gpu_tests --require-gpu=b300 --calibrate                      writes build/gpu/calibration-b300.json
-    python gpu_tests/calibration.py pin build/gpu/calibration-b300.json  writes gpu_tests/calibration/b300.toml
+    python -m gpu_tests.calibrate pin build/gpu/calibration-b300.json writes gpu_tests/calibration/b300.toml
 
 The table is under version control, so that a change of a driver shows as a change of a file. A row that had to do with
 a default says so in its result.
@@ -74,14 +74,10 @@ def pin(found: dict[str, Any], folder: Path = FOLDER, today: str = "") -> Path:
         "torch": (facts.get("torch") or {}).get("version", ""),
         "torch_memory_saver": (facts.get("saver") or {}).get("version", ""),
     }
-    lines = [f"# Written by gpu_tests/calibration.py on {today or datetime.date.today()}: what this kind measured.", ""]
+    lines = [f"# Written by gpu_tests/calibrate.py on {today or datetime.date.today()}: what this kind measured.", ""]
     lines += ["[machine]", *(f"{name} = {json.dumps(one)}" for name, one in versions.items()), ""]
-    lines += [
-        "# bytes",
-        "[tolerances]",
-        *(f"{name} = {value}" for name, value in sorted(derived(measured).items())),
-        "",
-    ]
+    lines += ["# Tolerances are in bytes.", "[values]"]
+    lines += [*(f"{json.dumps(name)} = {_toml(one)}" for name, one in sorted(derived(measured).items())), ""]
     for name, values in sorted(measured.items()):
         lines += [f"[measured.{json.dumps(name)}]"]
         lines += [*(f"{json.dumps(key)} = {_toml(one)}" for key, one in sorted(values.items())), ""]
@@ -97,7 +93,9 @@ def _toml(one: Any) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(prog="calibration.py", description="Pins what --calibrate measured.")
+    parser = argparse.ArgumentParser(
+        prog="python -m gpu_tests.calibrate", description="Pins what --calibrate measured."
+    )
     parser.add_argument("command", choices=["pin"])
     parser.add_argument("file", type=Path)
     given = parser.parse_args(arguments)
