@@ -281,6 +281,11 @@ class TestResult:
         assert found["versions"]["pytest"] == pytest.__version__
         assert "12345678-1234" not in json.dumps(found)
 
+    def test_a_row_without_a_calibrated_value_says_so(self, run: Run) -> None:
+        run.write(ROWS.replace('"freed", 64)', '"wide_defaults", ["page tables"])'))
+        _, out, _ = run("--require-gpu=b300")
+        assert "G01 ran with the wide default of page tables: no calibrated value for b300" in out
+
     def test_workers_of_xdist_report_to_the_controller(self, run: Run) -> None:
         code, out, _ = run("--device=host", "--require-world=2", "-n", "2")
         assert code == 0, out
@@ -290,12 +295,12 @@ class TestResult:
 
 
 class TestReportCheck:
-    """`gpu_tests/report.py check`, the last step of a job."""
+    """`python -m gpu_tests.report check`, the last step of a job."""
 
     def check(self, run: Run, kind: str, world: int, *names: str) -> tuple[int, list[str]]:
         files = [str(run.folder / "build" / "gpu" / f"{name}.json") for name in names]
-        command = [sys.executable, str(run.tests / "report.py"), "check", *files, "--kind", kind, "--world", str(world)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        command = [sys.executable, "-m", "gpu_tests.report", "check", *files, "--kind", kind, "--world", str(world)]
+        done = subprocess.run(command, cwd=run.folder, capture_output=True, text=True, timeout=60)
         assert done.stderr == ""
         return done.returncode, done.stdout.splitlines()
 
