@@ -244,6 +244,7 @@ class Gate:
             required=self.asked.required,
             rows=self.watch.rows,
             left_out=self.split.left_out,
+            versions=report.versions(),
             preflight=found,
         )
 

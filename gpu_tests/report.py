@@ -9,7 +9,10 @@ this kind and world must run, and on no other. A job that was green because it r
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.metadata
 import json
+import platform
 import re
 import sys
 from dataclasses import dataclass, field
@@ -19,6 +22,7 @@ from typing import Any
 from .table import HOST, load, split
 
 SCHEMA = 1
+PACKAGES = ("colocert", "numpy", "nvidia-ml-py", "pytest", "torch", "torch_memory_saver")
 CHECKS = "checks"
 """The property under which a row lists its named checks."""
 
@@ -63,6 +67,15 @@ def result(**facts: Any) -> dict[str, Any]:
     text = json.dumps({"schema": SCHEMA, **facts}, default=str)
     loaded: dict[str, Any] = json.loads(_UUID.sub("…", text))
     return loaded
+
+
+def versions() -> dict[str, str]:
+    """The packages that a result depends on, as they are installed here."""
+    found = {}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return {**found, "python": platform.python_version()}
 
 
 def write(found: dict[str, Any], folder: Path) -> Path:

@@ -278,6 +278,7 @@ class TestResult:
             ["G01", "G02", "G03", "G04"], "passed"
         )
         assert found["rows"]["G01"]["measured"] == {"freed": 64}
+        assert found["versions"]["pytest"] == pytest.__version__
         assert "12345678-1234" not in json.dumps(found)
 
     def test_a_row_without_a_calibrated_value_says_so(self, run: Run) -> None:

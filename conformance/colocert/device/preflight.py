@@ -107,7 +107,8 @@ def driver(facts: Facts, kind: str, world: int) -> Check:
         return Check("driver", False, must, f"cuInit = {seen.status} {seen.said} after {seen.waited:.0f} s", fix)
     major = re.match(r"\d+", seen.version)
     ok = major is not None and int(major[0]) >= DRIVER
-    return Check("driver", ok, must, f"driver {seen.version or 'of unknown version'}", "Update the driver.")
+    got = f"driver {seen.version}" if major else f"no version, from NVML ({facts.nvml}) or /proc/driver/nvidia/version"
+    return Check("driver", ok, must, got, "Update the driver.")
 
 
 def count(facts: Facts, kind: str, world: int) -> Check:
