@@ -12,6 +12,7 @@ Nothing is required: a developer's run, in which a skip is a skip.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -141,6 +142,7 @@ class Gate:
             kind=self.asked.kind,
             world=self.asked.world,
             shard=self.asked.shard,
+            torch=self.asked.required or importlib.util.find_spec("torch") is not None,  # required: red without it
         )
         self.watch = report.Watch()
         self.measured: dict[str, Any] = {}

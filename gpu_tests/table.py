@@ -19,7 +19,7 @@ else:
 HERE = Path(__file__).parent
 TABLE = HERE / "rows.toml"
 HOST = "host"
-_KEYS = frozenset({"proves", "world", "world_host", "world_gb300", "host", "loses", "seconds", "unseeded"})
+_KEYS = frozenset({"proves", "world", "world_host", "world_gb300", "host", "loses", "seconds", "torch", "unseeded"})
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Row:
     loses: str
     seconds: int
     unseeded: str
+    torch: bool
 
     def least_world(self, kind: str) -> int:
         """The least number of devices on that kind, or of ranks on the host."""
@@ -94,17 +95,22 @@ def _row(name: str, entry: dict[str, Any], path: Path) -> Row:
         entry.get("loses", ""),
         entry["seconds"],
         entry.get("unseeded", ""),
+        entry.get("torch", False),
     )
 
 
-def split(rows: Iterable[Row], *, device: str, kind: str, world: int, shard: Shard = Shard()) -> Split:
-    """What a run on this device, kind and world takes, of that shard."""
+def split(
+    rows: Iterable[Row], *, device: str, kind: str, world: int, shard: Shard = Shard(), torch: bool = True
+) -> Split:
+    """What a run on this device, kind and world takes, of that shard; `torch` says whether there is one."""
     left_out: dict[str, str] = {}
     runnable = []
     for row in rows:
         least = row.least_world(HOST if device == HOST else kind)
         if device == HOST and row.host == "none":
             left_out[row.id] = "needs a GPU"
+        elif row.torch and not torch:
+            left_out[row.id] = "needs torch, which is not installed here"
         elif least > world:
             left_out[row.id] = f"needs {least} {'ranks' if device == HOST else 'devices'}, this run has {world}"
         else:

@@ -5,6 +5,7 @@ A red row says which of its checks are red and with what numbers; a seeded fault
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -33,10 +34,10 @@ class Check:
 
 
 class RowRed(AssertionError):
-    """A row whose checks did not all hold. `red` holds those that did not."""
+    """A row whose checks did not all hold. `red` holds those that did not; `words` what children said in the end."""
 
-    def __init__(self, row: str, red: list[Check]) -> None:
-        super().__init__("\n".join([f"{row} is red:", *(f"  {check}" for check in red)]))
+    def __init__(self, row: str, red: list[Check], words: Sequence[str] = ()) -> None:
+        super().__init__("\n".join([f"{row} is red:", *(f"  {check}" for check in red), *words]))
         self.row, self.red = row, red
 
     @property

@@ -14,6 +14,7 @@ Knows bytes. Does not know what a block means to a trainer or an engine.
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ class Port:
 
     def moved(self, act: Callable[[], object]) -> dict[str, Any]:
         """What `act` freed by each instrument; negative where it took. `bytes` is what two of them agree on."""
-        before, released = self.read(), set(self._released)
+        before, released, allocator = self.read(), set(self._released), self._allocator()
         act()
         tolerance = self.tolerance(released ^ self._released)
         begun = time.monotonic()
@@ -92,7 +93,8 @@ class Port:
             time.sleep(0.005)
         own = before.own - now.own if before.own is not None and now.own is not None else None
         nbytes = agreed(free, own, ledger, tolerance)
-        return {"free": free, "own": own, "ledger": ledger, "bytes": nbytes, "tolerance": tolerance, "lag": lag}
+        moved = {"free": free, "own": own, "ledger": ledger, "bytes": nbytes, "tolerance": tolerance, "lag": lag}
+        return {**moved, "allocator": self._allocator() - allocator}
 
     def tolerance(self, blocks: Iterable[Block]) -> int:
         """By how much the bytes of these blocks may be off."""
@@ -114,6 +116,10 @@ class Port:
     def listen(self, timeout: float = 60.0) -> Any:
         """The row's next message."""
         return self.stage.listen(timeout)
+
+    def _allocator(self) -> int:
+        """What torch's allocator believes to be in use. A release does not change it: it is no evidence of one."""
+        return int(sys.modules["torch"].cuda.memory_allocated()) if self.device.name == "cuda" else 0
 
     def _added(self, block: Block) -> Block:
         self.blocks.append(block)

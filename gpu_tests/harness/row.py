@@ -35,6 +35,7 @@ class Row:
         self.properties: list[tuple[str, Any]] = []
         self._judged = False
         self._defaults: list[str] = []
+        self._words: list[str] = []
         self._children: list[Child | Ballast] = []
         self._before = foreign(self.machine, patience=0.0 if device == "host" else self.patience)
 
@@ -98,7 +99,7 @@ class Row:
             self.record("wide_defaults", sorted(set(self._defaults)))
         self.record("checks", [one.json() for one in (*checks, alone)])
         if red := [one for one in (*checks, alone) if not one.green]:
-            raise RowRed(self.name, red)
+            raise RowRed(self.name, red, self._words)
 
     def __enter__(self) -> Row:
         return self
@@ -113,5 +114,9 @@ class Row:
 
     def _end_children(self) -> None:
         for running in self._children:
+            if isinstance(running, Child) and running.over:
+                how, outcome = child.ended(running)
+                if how != "ok" and (said := child.last_lines(outcome) or (outcome and outcome.traceback.strip())):
+                    self._words.append(f"a child ended with {how}: {said}")
             running.__exit__()
         self._children.clear()

@@ -10,17 +10,9 @@ import pytest
 
 from gpu_tests.harness.checks import Check, RowRed, at_most, bytes_moved, bytes_taken, check
 from gpu_tests.harness.child import measured
-from gpu_tests.harness.faults import all_rows
 from gpu_tests.harness.port import agreed
 from gpu_tests.harness.row import ALONE, Row
-from gpu_tests.scenarios import endings
-from gpu_tests.table import load
-
-
-def test_every_row_of_the_stand_in_has_a_seeded_fault() -> None:
-    table = load()
-    without = [row for row, test in all_rows() if table[row].host != "none" and not getattr(test, "seeded_faults", {})]
-    assert without == []
+from gpu_tests.scenarios import endings, g09
 
 
 @pytest.mark.parametrize(
@@ -93,6 +85,12 @@ class TestChildren:
             assert ended == how
             assert seen["value"] == (7 if how == "ok" else None)
             row.judge()
+
+    def test_a_red_row_shows_the_last_words_of_a_child_that_the_saver_ended(self, tmp_path: Path) -> None:
+        with Row("G09", "host", tmp_path) as row:
+            how, _ = row.end(g09.case, name="pause_twice")
+            with pytest.raises(RowRed, match=r"(?s)ended with hook abort: .*Cannot pause allocation"):
+                row.judge(check("pause_twice", "ok", how))
 
     def test_no_child_outlives_its_row(self, tmp_path: Path) -> None:
         with Row("G02", "host", tmp_path) as row:

@@ -11,6 +11,7 @@ import struct
 from dataclasses import dataclass
 
 HEADER = struct.Struct("!HQ")  # length of the name, number of bytes
+PATIENCE = 60.0
 
 
 def framing(name: str) -> int:
@@ -33,19 +34,19 @@ class Wire:
         name = f"\0colocert-{os.getpid()}-{os.urandom(4).hex()}"
         server.bind(name)
         server.listen(1)
-        server.settimeout(30)
+        server.settimeout(PATIENCE)
         return server, name
 
     @staticmethod
     def accepted(server: socket.socket) -> Wire:
         stream, _ = server.accept()
-        stream.settimeout(30)
+        stream.settimeout(PATIENCE)
         return Wire(stream)
 
     @staticmethod
     def connected(name: str) -> Wire:
         stream = socket.socket(socket.AF_UNIX)
-        stream.settimeout(30)
+        stream.settimeout(PATIENCE)
         stream.connect(name)
         return Wire(stream)
 

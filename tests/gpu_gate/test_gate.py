@@ -363,6 +363,12 @@ class TestTable:
         assert worlds == {"G14": 2, "G15": 8}
         assert (rows["G15"].least_world("gb300"), rows["G15"].least_world("host")) == (4, 4)
 
+    def test_rows_that_need_torch_are_left_out_by_name_where_there_is_none(self, table: ModuleType) -> None:
+        found = table.split(table.load().values(), device="host", kind="host", world=4, torch=False)
+        without = [row for row, reason in found.left_out.items() if "torch" in reason]
+        assert without == ["G11", "G12", "G14", "G15"]
+        assert not {row.id for row in found.required} & set(without)
+
     @pytest.mark.parametrize("kind", ["b300", "gb300"])
     def test_two_shards_of_one_device_stay_under_five_minutes(self, table: ModuleType, kind: str) -> None:
         for index in (1, 2):

@@ -110,6 +110,11 @@ class Child:
             raise self._outcome
         return self._outcome
 
+    @property
+    def over(self) -> bool:
+        """Whether it has been waited for."""
+        return self._outcome is not None
+
     def __enter__(self) -> Child:
         return self
 
