@@ -2,6 +2,7 @@
 #
 #   make certify [IMPL=reference] [PROFILE=A,B] [CERTIFICATE=build/certificate.json] [REPORT=build/report.html]
 #   make test
+#   make gpu-tests
 #
 # PYTHON=... chooses the interpreter of .venv; EXTRAS=... what is installed (default: reference,dev on 3.11, else dev).
 
@@ -44,11 +45,12 @@ find_python = for p in $(PYTHON) python3.11 python3 python3.12 python3.13 python
 	then echo "$$p"; exit 0; fi; done; \
 	echo 'make: needs Python 3.10 to 3.13 with venv on PATH, or PYTHON=/path/to/python' >&2; exit 1
 
-.PHONY: help certified-page setup fetch-miles fetch-skyrl fetch-verl fetch-areal certify test bench lint typing docs clean distclean
+.PHONY: help certified-page setup fetch-miles fetch-skyrl fetch-verl fetch-areal certify test gpu-tests gpu-mutants bench lint typing docs clean distclean
 
 help:
 	@echo 'make certify [IMPL=reference|miles|skyrl|verl|areal|pkg|file.py] [CERTIFICATE=FILE] [REPORT=FILE]   set up, then certify'
 	echo 'make test      set up, then the tests of this project'
+	echo 'make gpu-tests     set up, then the rows of gpu_tests on the stand-in driver; gpu-mutants: each red with its faults'
 	echo 'make bench     set up, then every bench, each beside its peers; written to build/bench.md'
 	echo 'make lint | typing | docs'
 	echo 'make clean     remove build/ and caches; distclean also removes $(VENV)'
@@ -142,6 +144,14 @@ test: $(STAMP)
 	$(BIN)/python -m pytest tests -n 2 -m slow $(PYTEST_ARGS) || rc=$$?
 	if [ $$rc -eq 5 ] && [ $$fast -eq 0 ]; then rc=0; fi
 	exit $$rc
+
+# Required, so a row that is skipped, deleted or without a verdict is red. World 4: G15 needs four ranks here.
+gpu-tests: $(STAMP)
+	@$(BIN)/python -m pytest gpu_tests --device=host --require-world=4 -n 2 $(PYTEST_ARGS)
+	$(BIN)/python -m gpu_tests.report check "$${COLOCERT_REPORT_DIR:-build/gpu}/host-w4.json" --kind host --world 4
+
+gpu-mutants: $(STAMP)
+	@$(BIN)/python -m pytest gpu_tests/mutants -n 2 $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	@$(BIN)/python -m ruff check .

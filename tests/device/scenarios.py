@@ -36,51 +36,6 @@ def environment(stage: Stage) -> dict[str, str]:
     return dict(os.environ)
 
 
-def round_trip(stage: Stage, nbytes: int, backup: bool) -> dict[str, Any]:
-    """One block out and in again; a plain block of the poison's value beside it."""
-    device = stage.device
-    plain = device.alloc(None, False, nbytes, fill=0xDB)
-    block = device.alloc("default", backup, nbytes, fill=0x5A)
-    before, free, own = device.checksum(block), device.free_bytes(), device.own_bytes()
-    device.pause("default")
-    freed, own_paused = device.free_bytes() - free, device.own_bytes()
-    device.resume("default")
-    return {
-        "freed": freed,
-        "own": [own, own_paused, device.own_bytes()],
-        "same": device.checksum(block) == before,
-        "poisoned": device.checksum(block) == device.checksum(plain),
-    }
-
-
-def odd_bits(stage: Stage, cycles: int) -> list[str]:
-    """Checksums of a block with every byte value in it, before and after each of several cycles."""
-    device = stage.device
-    assert isinstance(device, HostDevice)
-    data = bytes(range(256)) * 9000 + b"odd"
-    block = device.alloc("default", True, len(data))
-    device.hook.write(block.address, data)
-    seen = [device.checksum(block)]
-    for _ in range(cycles):
-        device.pause()
-        device.resume()
-        seen.append(device.checksum(block))
-    return seen
-
-
-def touches_paused(stage: Stage) -> None:
-    block = stage.device.alloc("default", True, MIB)
-    stage.device.pause("default")
-    stage.tell("paused")
-    stage.device.touch(block)
-
-
-def pauses_twice(stage: Stage) -> None:
-    stage.device.alloc("default", True, MIB)
-    stage.device.pause("default")
-    stage.device.pause("default")
-
-
 def figures(stage: Stage, sticky: bool) -> dict[str, int]:
     """The stand-in's own figures around a pause with a host backup."""
     device = stage.device
@@ -124,30 +79,6 @@ def machine_is_full(stage: Stage, tag: str | None) -> list[int]:
     after = device.free_bytes()
     device.alloc(tag, False, 4 * MIB)
     return [refused, free - after, after - device.free_bytes()]
-
-
-def trainer(stage: Stage, nbytes: int, releases_gradients: bool) -> bool:
-    """Holds weights and gradients, gives the gradients up or not, waits, and says whether the weights are whole."""
-    device = stage.device
-    weights = device.alloc("default", True, nbytes, fill=1)
-    device.alloc("grad_buffer", False, nbytes, fill=2)
-    before = device.checksum(weights)
-    if releases_gradients:
-        device.pause("grad_buffer")
-    stage.tell(device.free_bytes())
-    stage.listen()
-    return device.checksum(weights) == before
-
-
-def engine(stage: Stage, nbytes: int) -> int:
-    """Sleeps with its cache released, wakes when told, and says what is free then."""
-    device = stage.device
-    device.alloc("kv_cache", False, nbytes)
-    device.pause("kv_cache")
-    stage.tell(device.free_bytes())
-    stage.listen()
-    device.resume("kv_cache")
-    return device.free_bytes()
 
 
 def holds(stage: Stage, nbytes: int) -> None:
@@ -257,38 +188,3 @@ def tensors_out_of_memory(stage: Stage) -> str:
     except torch.OutOfMemoryError as error:
         return str(error)
     return "fitted"
-
-
-def trains(stage: Stage, hand_offs: bool) -> list[str]:
-    """Three steps of AdamW on a low-rank adapter, with a sleep and a wake after each or not: hashes of its bits."""
-    import hashlib
-
-    import torch
-
-    from colocert.device import tensors
-
-    saver = tensors.start()
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    with tensors.region(saver, "default", backup=True):
-        base = torch.randn(64, 64)
-        a, b = torch.nn.Parameter(torch.randn(4, 64) / 8), torch.nn.Parameter(torch.zeros(64, 4))
-        optimizer = torch.optim.AdamW([a, b], lr=1e-2)
-    with tensors.region(saver, "grad_buffer", backup=False):
-        a.grad, b.grad = torch.zeros_like(a), torch.zeros_like(b)
-    hashes = []
-    for step in range(3):
-        a.grad.zero_()
-        b.grad.zero_()
-        x = torch.randn(16, 64, generator=torch.Generator().manual_seed(step))
-        torch.tanh(x @ base.T + (x @ a.T) @ b.T).pow(2).mean().backward()
-        with tensors.region(saver, "default", backup=True):
-            optimizer.step()
-        state = [*optimizer.state[a].values(), *optimizer.state[b].values()]
-        bits = b"".join(t.detach().numpy().tobytes() for t in (a, b, *state))
-        hashes.append(hashlib.sha256(bits).hexdigest())
-        if hand_offs:
-            for call in (saver.pause, saver.resume):
-                call("grad_buffer")
-                call("default")
-    return hashes

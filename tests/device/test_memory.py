@@ -1,4 +1,4 @@
-"""What the real saver does to bytes and contents over the stand-in device."""
+"""What the stand-in counts, refuses and gives back under the real saver; what a region does is in gpu_tests."""
 
 from __future__ import annotations
 
@@ -14,40 +14,6 @@ from colocert.device import Machine, ledger, run, start
 from . import scenarios
 
 MIB = 1 << 20
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "freed"),
-    [(6_912, 2 * MIB), (2 * MIB - 1, 2 * MIB), (2 * MIB, 2 * MIB), (2 * MIB + 1, 4 * MIB), (100 * MIB + 5, 102 * MIB)],
-)
-def test_a_pause_frees_whole_granules_and_a_resume_takes_them_back(nbytes: int, freed: int) -> None:
-    seen = run(scenarios.round_trip, nbytes=nbytes, backup=True).expect()
-    assert seen["freed"] == freed
-    assert seen["own"] == [2 * freed, freed, 2 * freed]
-    assert seen["same"]
-
-
-def test_memory_without_a_backup_comes_back_as_poison() -> None:
-    seen = run(scenarios.round_trip, nbytes=5 * MIB, backup=False).expect()
-    assert seen["poisoned"]
-    assert not seen["same"]
-
-
-def test_a_backup_restores_every_bit_over_several_cycles() -> None:
-    assert len(set(run(scenarios.odd_bits, cycles=4).expect())) == 1
-
-
-def test_a_touch_of_paused_memory_is_a_segmentation_fault() -> None:
-    with start(scenarios.touches_paused) as child:
-        assert child.listen() == "paused"
-        outcome = child.wait()
-    assert (outcome.kind, outcome.signal) == ("signal", "SIGSEGV")
-
-
-def test_a_second_pause_ends_the_process_without_a_traceback() -> None:
-    outcome = run(scenarios.pauses_twice)
-    assert (outcome.kind, outcome.returncode, outcome.traceback) == ("hook-abort", 1, "")
-    assert "Cannot pause allocation that is not active" in outcome.last_words
 
 
 @pytest.mark.parametrize("tag", ["default", None])
@@ -70,30 +36,6 @@ def test_host_bytes_are_counted_exactly_and_stay_where_pinned_memory_is_sticky(s
 
 class TestSharedDevice:
     """Several processes on one device of 1 GiB."""
-
-    def test_an_engine_cannot_wake_while_the_gradients_are_resident(self, shared: Machine) -> None:
-        """400 MiB of weights and 400 of gradients leave 224 MiB; the engine needs 424."""
-        with start(scenarios.engine, machine=shared, nbytes=424 * MIB) as engine:
-            assert engine.listen() == 1024 * MIB
-            with start(scenarios.trainer, machine=shared, nbytes=400 * MIB, releases_gradients=False) as trainer:
-                assert trainer.listen() == 224 * MIB
-                engine.tell("wake")
-                woken = engine.wait()
-                assert (woken.kind, woken.returncode) == ("hook-abort", 1)
-                assert "out of memory" in woken.last_words
-                assert "func=resume" in woken.last_words
-                trainer.tell("done")
-                assert trainer.wait().expect() is True
-
-    def test_the_same_engine_wakes_once_the_gradients_are_released(self, shared: Machine) -> None:
-        with start(scenarios.engine, machine=shared, nbytes=424 * MIB) as engine:
-            engine.listen()
-            with start(scenarios.trainer, machine=shared, nbytes=400 * MIB, releases_gradients=True) as trainer:
-                assert trainer.listen() == 624 * MIB
-                engine.tell("wake")
-                assert engine.wait().expect() == 200 * MIB
-                trainer.tell("done")
-                assert trainer.wait().expect() is True
 
     def test_the_memory_of_a_killed_process_comes_back(self, shared: Machine) -> None:
         assert shared.ledger is not None

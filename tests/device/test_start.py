@@ -91,6 +91,12 @@ class TestHookNotLive:
         with pytest.raises(NoPreload, match=r"colocert\.device\.run"):
             run(scenarios.nothing, machine=Machine(preload="none"))
 
+    def test_a_second_wait_says_the_same(self) -> None:
+        with start(scenarios.nothing, machine=Machine(preload="none")) as child:
+            for _ in range(2):
+                with pytest.raises(NoPreload):
+                    child.wait()
+
     def test_a_preload_set_after_the_process_started(self) -> None:
         code = f"import os; os.environ['LD_PRELOAD'] = {str(find_preload())!r}\nfrom colocert.device.probe import probe"
         assert _probes(f"{code}\nprobe('host')", Machine(preload="none")) == LatePreload.__name__

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch_memory_saver")
 pytest.importorskip("torch")
 
-from colocert.device import Machine, run, start
+from colocert.device import Machine, run
 
 from . import scenarios
 
@@ -34,8 +34,3 @@ def test_factories_in_a_region_are_placed_paused_and_restored() -> None:
 def test_a_tensor_that_does_not_fit_raises_as_on_a_gpu() -> None:
     said = run(scenarios.tensors_out_of_memory, machine=Machine(capacity=64 * MIB)).expect()
     assert "bytes are free" in said
-
-
-def test_training_is_bit_identical_with_and_without_hand_offs() -> None:
-    with start(scenarios.trains, hand_offs=True) as with_hand_offs, start(scenarios.trains, hand_offs=False) as without:
-        assert with_hand_offs.wait().expect() == without.wait().expect()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -82,16 +83,65 @@ def test_each_gpu_environment_requires_its_kind_and_world(tmp_path: Path) -> Non
         assert {"LD_PRELOAD", "TMS_*", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} <= set(text.split()), name
 
 
-@pytest.mark.parametrize("name", ["gpu-b300-w1", "grace-gb300-w4"])
-def test_a_gpu_environment_without_gpu_tests_fails_in_one_line(name: str, tmp_path: Path) -> None:
-    if (ROOT / "gpu_tests").is_dir():
-        pytest.fail("gpu_tests/ exists: this test and the line in tox.ini are to be replaced by the gate's own")
-    # Without what it would install (torch, gigabytes): only the check in commands_pre is of interest.
-    settings = {"deps": "", "package": "skip", "base_python": "python3"}
+@pytest.mark.parametrize("name", ["gpu-b300-w1", "gpu-h200-w8", "grace-gb300-w4"])
+def test_a_gpu_environment_without_its_gpu_fails_in_the_preflight(name: str, tmp_path: Path) -> None:
+    """Without what it would install (torch, gigabytes): the preflight finds no driver, and no test is started."""
+    if has_driver():
+        pytest.skip("this machine has a driver")
+    settings = {"deps": "", "package": "skip", "base_python": "python3", "set_env": set_env(name)}
     overrides = [word for k, v in settings.items() for word in ("-x", f"testenv:{name}.{k}={v}")]
     found = tox(tmp_path, "run", "-e", name, *overrides)
+    _, kind, world = name.split("-")
     assert found.returncode == 1, found.stdout + found.stderr
-    assert f"{name}: the folder gpu_tests/ is not in this checkout" in found.stdout + found.stderr
+    assert f"preflight: {world[1:]} x {kind} must be here: driver:" in found.stdout + found.stderr
+    assert "test session starts" not in found.stdout
+
+
+def has_driver() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def set_env(name: str) -> str:
+    """What the environment sets, and the path of this checkout in place of the wheel."""
+    _, kind, world = name.split("-")
+    site = [str(ROOT / "conformance"), *(path for path in sys.path if path.endswith("site-packages"))]
+    settings = (
+        f"COLOCERT_REQUIRE_KIND={kind}",
+        f"COLOCERT_REQUIRE_WORLD={world[1:]}",
+        f"PYTHONPATH={os.pathsep.join(site)}",
+    )
+    return "\n".join(settings)
+
+
+def commands(folder: Path, name: str, key: str = "commands") -> list[str]:
+    """The commands of one environment, each a line."""
+    found = tox(folder, "config", "-e", name, "-k", key)
+    assert found.returncode == 0, found.stdout + found.stderr
+    return [line.strip() for line in found.stdout.split(f"{key} =")[1].splitlines() if line.strip()]
+
+
+def test_the_rows_run_on_the_stand_in_where_torch_is_and_the_mutants_beside_ours(tmp_path: Path) -> None:
+    rows = "python -m pytest gpu_tests --device=host --require-world=4 -n 2"
+    assert [rows in commands(tmp_path, name) for name in CPU] == [False, True, False, False]
+    assert commands(tmp_path, "cpu-mutants") == ["python -m pytest tests/mutants gpu_tests/mutants -n 2"]
+
+
+def test_the_preflight_comes_before_the_rows(tmp_path: Path) -> None:
+    for name in ("gpu-b300-w8", "grace-gb300-w2"):
+        _, kind, world = name.split("-")
+        expected = [f"python -m colocert.preflight --kind {kind} --world {world[1:]}"]
+        assert commands(tmp_path, name, "commands_pre") == expected
+
+
+def test_results_go_where_the_caller_says(tmp_path: Path) -> None:
+    found = tox(tmp_path, "config", "-e", "gpu-b300-w1", "-k", "set_env", "pass_env")
+    assert "COLOCERT_REPORT_DIR=" in found.stdout
+    assert "build/gpu" in found.stdout
+    assert {"COLOCERT_SHARD", "CUDA_VISIBLE_DEVICES", "NCCL_*"} <= set(found.stdout.split())
 
 
 def test_no_label_spans_kinds(tmp_path: Path) -> None:

@@ -10,12 +10,15 @@ import contextlib
 import ctypes
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from colocert.device.errors import DeviceOutOfMemory
 
 GRANULE = 2 << 20
 _TO_DEVICE, _TO_HOST = 1, 2  # cudaMemcpyKind
+
+Backup = Literal["pinned", "mmap", "disk"]
+"""Where a pause keeps contents. `True` is the saver's default, pinned host memory; `False` is nowhere."""
 
 
 class DeviceCallFailed(RuntimeError):
@@ -48,25 +51,53 @@ class Hook:
         for function, arguments in signatures:
             function.argtypes = arguments
         self.runtime.cudaGetErrorString.restype = text
-        self.saver.tms_get_current_tag.restype = text
         self.saver.tms_get_interesting_region.restype = ctypes.c_bool
         self.saver.tms_get_enable_cpu_backup.restype = ctypes.c_bool
+        self._newer = hasattr(self.saver, "tms_get_current_tag")  # 0.0.10; 0.0.9 has host backups of one kind only
+        if self._newer:
+            self.saver.tms_get_current_tag.restype = self.saver.tms_get_cpu_backup_backend.restype = text
+            self.saver.tms_get_enable_disk_backup.restype = ctypes.c_bool
+            self.saver.tms_set_enable_disk_backup.argtypes = [ctypes.c_bool]
+            for name in ("tms_set_cpu_backup_backend", "tms_set_disk_backup_dir"):
+                getattr(self.saver, name).argtypes = [text]
 
     @contextlib.contextmanager
-    def region(self, tag: str, backup: bool) -> Iterator[None]:
+    def region(self, tag: str, backup: bool | Backup) -> Iterator[None]:
         """What this thread allocates inside belongs to `tag`. Regions nest."""
-        saver = self.saver
-        before = saver.tms_get_current_tag(), saver.tms_get_interesting_region(), saver.tms_get_enable_cpu_backup()
-        self._set(tag.encode(), True, backup)
+        before = self._settings()
+        host, disk = backup not in (False, "disk"), backup == "disk"
+        kind = backup.encode() if isinstance(backup, str) and host else before[3]
+        self._set(tag.encode(), True, host, kind, disk)
         try:
             yield
         finally:
             self._set(*before)
 
-    def _set(self, tag: bytes, on: bool, backup: bool) -> None:
+    def set_disk_folder(self, folder: Path) -> None:
+        """Where files of a backup on disk are made from now on, by the whole process."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.saver.tms_set_disk_backup_dir(str(folder).encode())
+
+    def _settings(self) -> tuple[bytes, bool, bool, bytes, bool]:
+        saver = self.saver
+        on, host = saver.tms_get_interesting_region(), saver.tms_get_enable_cpu_backup()
+        if not self._newer:
+            return b"default", on, host, b"pinned", False
+        return (
+            saver.tms_get_current_tag(),
+            on,
+            host,
+            saver.tms_get_cpu_backup_backend(),
+            saver.tms_get_enable_disk_backup(),
+        )
+
+    def _set(self, tag: bytes, on: bool, host: bool, kind: bytes, disk: bool) -> None:
         self.saver.tms_set_current_tag(tag)
         self.saver.tms_set_interesting_region(on)
-        self.saver.tms_set_enable_cpu_backup(backup)
+        self.saver.tms_set_enable_cpu_backup(host)
+        if self._newer:
+            self.saver.tms_set_cpu_backup_backend(kind)
+            self.saver.tms_set_enable_disk_backup(disk)
 
     def malloc(self, nbytes: int) -> int:
         """The address of new device memory; `DeviceOutOfMemory` where it does not fit."""

@@ -84,7 +84,7 @@ class Child:
     ) -> None:
         self._process, self._link, self._folder, self._group = process, link, folder, group
         self._begun, self._deadline = time.monotonic(), deadline
-        self._outcome: Outcome | None = None
+        self._outcome: Outcome | HookNotLive | None = None
         self.pid = process.pid
 
     def tell(self, message: Any) -> None:
@@ -102,8 +102,18 @@ class Child:
     def wait(self) -> Outcome:
         """How it ended; a second call says the same. A hook that was not live is raised by name."""
         if self._outcome is None:
-            self._outcome = self._end()
+            try:
+                self._outcome = self._end()
+            except HookNotLive as error:
+                self._outcome = error
+        if isinstance(self._outcome, HookNotLive):
+            raise self._outcome
         return self._outcome
+
+    @property
+    def over(self) -> bool:
+        """Whether it has been waited for."""
+        return self._outcome is not None
 
     def __enter__(self) -> Child:
         return self

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from colocert.device import launcher
 from colocert.device.errors import DeviceOutOfMemory
-from colocert.device.hook import GRANULE, Hook
+from colocert.device.hook import GRANULE, Backup, Hook
 from colocert.device.launcher import Child
 from colocert.device.link import Link
 from colocert.device.machine import Machine
@@ -31,7 +31,7 @@ class Block:
     """One allocation. `tag` is None for plain memory, which no pause moves. `tensor` is torch's, on `cuda` only."""
 
     tag: str | None
-    backup: bool
+    backup: bool | Backup
     nbytes: int
     address: int
     tensor: torch.Tensor | None = field(default=None, repr=False)
@@ -43,8 +43,13 @@ class Device(Protocol):
     name: str
     granule: int
 
-    def alloc(self, tag: str | None, backup: bool, nbytes: int, fill: int | None = None) -> Block:
+    hook: Hook
+
+    def alloc(self, tag: str | None, backup: bool | Backup, nbytes: int, fill: int | None = None) -> Block:
         """New memory under a tag, or plain memory. `DeviceOutOfMemory` where it does not fit."""
+
+    def alloc_raw(self, tag: str | None, backup: bool | Backup, nbytes: int, fill: int | None = None) -> Block:
+        """The same by a `cudaMalloc` of its own, past any allocator: whole granules on every device."""
 
     def free(self, block: Block) -> None:
         """Gives a block up, paused or not."""
@@ -72,6 +77,12 @@ class Device(Protocol):
 
     def checksum(self, block: Block) -> str:
         """SHA-256 of a block's bytes."""
+
+    def read(self, block: Block) -> bytes:
+        """A block's bytes."""
+
+    def write(self, block: Block, data: bytes) -> None:
+        """Sets the first bytes of a block."""
 
     def spawn(self, body: Callable[..., Any] | str, /, **arguments: Any) -> Child:
         """Starts a scenario in another process on the same device."""
@@ -106,6 +117,26 @@ class _OnHook:
     def __init__(self, hook: Hook) -> None:
         self.hook = hook
 
+    def alloc_raw(self, tag: str | None, backup: bool | Backup, nbytes: int, fill: int | None = None) -> Block:
+        with self.hook.region(tag, backup) if tag is not None else contextlib.nullcontext():
+            address = self.hook.malloc(nbytes)
+        block = Block(tag, backup, nbytes, address)
+        if fill is not None:
+            self.hook.fill(address, fill, nbytes)
+        return block
+
+    def read(self, block: Block) -> bytes:
+        self.hook.synchronize()
+        return self.hook.read(block.address, block.nbytes)
+
+    def write(self, block: Block, data: bytes) -> None:
+        assert len(data) <= block.nbytes, "more than the block holds"
+        self.hook.write(block.address, data)
+        self.hook.synchronize()
+
+    def checksum(self, block: Block) -> str:
+        return hashlib.sha256(self.read(block)).hexdigest()
+
     def spawn(self, body: Callable[..., Any] | str, /, **arguments: Any) -> Child:
         return launcher.start(body, machine=Machine.of_this_process(), own_group=False, **arguments)
 
@@ -115,13 +146,8 @@ class HostDevice(_OnHook):
 
     name = "host"
 
-    def alloc(self, tag: str | None, backup: bool, nbytes: int, fill: int | None = None) -> Block:
-        with self.hook.region(tag, backup) if tag is not None else contextlib.nullcontext():
-            address = self.hook.malloc(nbytes)
-        block = Block(tag, backup, nbytes, address)
-        if fill is not None:
-            self.fill(block, fill)
-        return block
+    def alloc(self, tag: str | None, backup: bool | Backup, nbytes: int, fill: int | None = None) -> Block:
+        return self.alloc_raw(tag, backup, nbytes, fill)
 
     def free(self, block: Block) -> None:
         self.hook.free(block.address)
@@ -147,15 +173,13 @@ class HostDevice(_OnHook):
     def touch(self, block: Block) -> None:
         self.hook.write(block.address, self.hook.read(block.address, 1))
 
-    def checksum(self, block: Block) -> str:
-        return hashlib.sha256(self.hook.read(block.address, block.nbytes)).hexdigest()
-
 
 class CudaDevice(_OnHook):
     """The real saver under torch's caching allocator on a GPU. Not run without one.
 
-    A block is a tensor, so its pause frees the segment that the allocator took for it: `footprint` asks the allocator.
-    `tag=None` is a tensor outside every region. Everything is synchronised before it is measured or paused.
+    A block of `alloc` is a tensor, so its pause frees the segment that the allocator took for it: `footprint` asks the
+    allocator. `tag=None` is a tensor outside every region. A block of `alloc_raw` is whole granules, as on `host`.
+    Everything is synchronised before it is measured or paused.
     """
 
     name = "cuda"
@@ -169,11 +193,10 @@ class CudaDevice(_OnHook):
         self._torch: Any = torch
         self._saver = tensors.start("cuda")
 
-    def alloc(self, tag: str | None, backup: bool, nbytes: int, fill: int | None = None) -> Block:
+    def alloc(self, tag: str | None, backup: bool | Backup, nbytes: int, fill: int | None = None) -> Block:
         torch = self._torch
-        region = self._saver.region(tag=tag, enable_cpu_backup=backup) if tag is not None else contextlib.nullcontext()
         try:
-            with region:
+            with self._region(tag, backup):
                 tensor = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
         except torch.OutOfMemoryError as error:
             raise DeviceOutOfMemory(nbytes, 2) from error
@@ -185,6 +208,8 @@ class CudaDevice(_OnHook):
     def free(self, block: Block) -> None:
         """The segment stays in its pool, as torch keeps it; the device has it back at the process's end."""
         self._torch.cuda.synchronize()
+        if block.tensor is None:
+            self.hook.free(block.address)
         block.tensor = None
 
     def pause(self, tag: str | None = None) -> None:
@@ -196,13 +221,14 @@ class CudaDevice(_OnHook):
         self._torch.cuda.synchronize()
 
     def footprint(self, *blocks: Block) -> int:
+        raw = sum(-(-block.nbytes // GRANULE) * GRANULE for block in blocks if block.tensor is None)
         segments = {
             segment["address"]: segment["total_size"]
             for segment in self._torch.cuda.memory_snapshot()
             for block in blocks
             if segment["address"] <= block.address < segment["address"] + segment["total_size"]
         }
-        return sum(-(-size // GRANULE) * GRANULE for size in segments.values())
+        return raw + sum(-(-size // GRANULE) * GRANULE for size in segments.values())
 
     def free_bytes(self) -> int:
         self._torch.cuda.synchronize()
@@ -214,19 +240,24 @@ class CudaDevice(_OnHook):
         return _nvml_bytes(str(properties.uuid))
 
     def fill(self, block: Block, value: int) -> None:
-        self._tensor(block).fill_(value)
-        self._torch.cuda.synchronize()
+        self.hook.fill(block.address, value, block.nbytes)
 
     def touch(self, block: Block) -> None:
-        self._tensor(block)[:1].add_(0)
+        if block.tensor is None:
+            self.hook.write(block.address, self.hook.read(block.address, 1))
+        else:
+            block.tensor[:1].add_(0)
         self._torch.cuda.synchronize()
 
-    def checksum(self, block: Block) -> str:
-        return hashlib.sha256(self._tensor(block).cpu().numpy().tobytes()).hexdigest()
-
-    def _tensor(self, block: Block) -> torch.Tensor:
-        assert block.tensor is not None, "a freed block has no contents"
-        return block.tensor
+    def _region(self, tag: str | None, backup: bool | Backup) -> contextlib.AbstractContextManager[None]:
+        if tag is None:
+            return contextlib.nullcontext()
+        return self._saver.region(
+            tag=tag,
+            enable_cpu_backup=backup not in (False, "disk"),
+            enable_disk_backup=backup == "disk",
+            cpu_backup_backend=backup if backup in ("pinned", "mmap") else None,
+        )
 
 
 def _nvml_bytes(uuid: str) -> int | None:

@@ -1,0 +1,96 @@
+"""What `--calibrate` measures inside a child. The parts for `cuda` have not run on a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from gpu_tests.harness.host_cost import HostCost
+from gpu_tests.harness.port import Port
+
+GIB = {"host": 32, "cuda": 32}
+"""Units of the block whose release is measured: 1 GiB on a GPU."""
+PINNED = {"host": 64 << 20, "cuda": 64 << 30}
+
+
+def release(port: Port, fault: str | None) -> dict[str, Any]:
+    """What a release of a GiB (host: 32 MiB) is off by, how late it comes, and whether NVML shows this process."""
+    port.settle()
+    port.alloc("default", GIB[port.device.name] * port.unit)
+    out = port.moved(lambda: port.pause("default"))
+    back = port.moved(lambda: port.resume("default"))
+    return {
+        "bytes": max(abs(out["ledger"] - out["free"]), abs(back["ledger"] - back["free"])),
+        "of": out["ledger"],
+        "lag": out["lag"],
+        "own bytes visible": out["own"] is not None,
+    }
+
+
+def context(port: Port, fault: str | None) -> dict[str, Any]:
+    """Bytes that a process with a context and nothing else takes of an otherwise empty device."""
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    port.device.hook.runtime.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total))
+    return {"bytes": total.value - free.value, "total": total.value}
+
+
+def pinned(port: Port, fault: str | None) -> dict[str, Any]:
+    """Whether the host pages of a pinned backup go back with the resume."""
+    nbytes = 16 * port.unit
+    port.settle()
+    port.alloc("default", nbytes, backup="pinned", fill=1)
+    before, name = HostCost.now(), port.device.name
+    port.pause("default")
+    paused = HostCost.now().since(before, name)["bytes"]
+    port.resume("default")
+    after = HostCost.now().since(before, name)["bytes"]
+    return {
+        "payload": nbytes,
+        "while released": paused,
+        "after": after,
+        "class": "retained" if after > nbytes // 2 else "returned",
+    }
+
+
+def pinning(port: Port, fault: str | None) -> dict[str, Any]:
+    """Seconds to pin 64 GiB, or half of what the machine has free; 64 MiB on `host`."""
+    runtime = port.device.hook.runtime
+    runtime.cudaMallocHost.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t]
+    runtime.cudaFreeHost.argtypes = [ctypes.c_void_p]
+    available = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+    nbytes = min(PINNED[port.device.name], (int(available[1]) << 10) // 2 if available else 1 << 30)
+    address = ctypes.c_void_p()
+    begun = time.monotonic()
+    status = runtime.cudaMallocHost(ctypes.byref(address), nbytes)
+    seconds = time.monotonic() - begun
+    assert not status, f"cudaMallocHost of {nbytes} bytes returned {status}"
+    runtime.cudaFreeHost(address)
+    return {"bytes": nbytes, "seconds": seconds}
+
+
+def touch(port: Port, fault: str | None) -> None:
+    """Touches released memory."""
+    port.settle()
+    block = port.alloc("default", port.unit, fill=1)
+    port.pause("default")
+    port.device.touch(block)
+
+
+def segments(port: Port, fault: str | None) -> dict[str, Any]:
+    """Whether the caching allocator's segments are whole granules. Needs a GPU."""
+    import torch
+
+    for units in (1, 3, 8):
+        port.alloc("default", units * port.unit + 6_912)
+    sizes = [segment["total_size"] for segment in torch.cuda.memory_snapshot()]
+    return {"count": len(sizes), "whole granules": all(size % port.device.granule == 0 for size in sizes)}
+
+
+def ipc_refusal(port: Port, fault: str | None) -> str:
+    """What torch says of a handle for region memory. Needs a GPU."""
+    from gpu_tests.scenarios.g16 import CudaIpc
+
+    return CudaIpc(port).refusal(port.alloc("default", port.unit))
