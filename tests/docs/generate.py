@@ -83,14 +83,14 @@ def figures() -> dict[str, str]:
 # ---- tables
 
 
-def sent(events: Iterable[AnyEvent]) -> list[str]:
-    """What each sync sent, in order."""
+def sent(events: Iterable[AnyEvent], base: str) -> list[str]:
+    """What each sync sent, in order; `base` is what the base's parameters are called here."""
     syncs: list[list[str]] = []
     for event in events:
         if isinstance(event, ev.CallBegin) and event.method == "update_weights":
             syncs.append([])
         elif isinstance(event, ev.Send):
-            syncs[-1].append(event.kind)
+            syncs[-1].append(base if event.kind == "base" else event.kind)
     return [", then ".join(sync) for sync in syncs]
 
 
@@ -108,7 +108,8 @@ def by_mode() -> str:
     for peak, (lora, what), (how, config) in product(
         ("gpu", "cpu"), ((True, "adapter"), (False, "all parameters")), kept.items()
     ):
-        first, *later = sent(handoff(peak, lora=lora, steps=("run 3", "close"), **config))
+        events = handoff(peak, lora=lora, steps=("run 3", "close"), **config)
+        first, *later = sent(events, "base" if lora else "all of it")
         assert later
         (rest,) = set(later)
         lines.append(f"| {peak} | {what} | {how} | {first} | {rest} |")

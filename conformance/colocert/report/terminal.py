@@ -74,6 +74,19 @@ def failure_text(case: Case, record: Record, folder: Path) -> str:
     return "\n".join(line for part in parts for line in part)
 
 
+def again_text(case: Case, first: str, record: Record) -> str:
+    """The same for a case that fails like an earlier one, whose item is `first`: what differs, in a few lines."""
+    rule = catalogue()[case.rule]
+    parts = [
+        [f"{rule.id} ({rule.level}), {case.code}: as in {first}", ""],
+        _labelled("calls", " -> ".join(case.steps)),
+        *([*_labelled("expected", f.expected), *_labelled("observed", f.observed)] for f in case.findings[:1]),
+        _labelled("detail", case.detail),
+        _labelled("reproduce", reproduce(case, record), wrap=False),
+    ]
+    return "\n".join(line for part in parts for line in part)
+
+
 def code_text(rule: Rule, name: str) -> str:
     """What a code says went wrong."""
     return next((code.text for code in rule.codes if code.name == name), RUNNER_CODES.get(name, ""))
