@@ -79,6 +79,7 @@ def test_a_page_can_be_followed(page: str, tmp_path: Path) -> None:
     print(*done, sep="\n")
 
 
+@pytest.mark.slow
 def test_the_example_of_the_contract_conforms() -> None:
     example = ROOT / "tests" / "docs" / "smallest_impl.py"
     words = [sys.executable, "-m", "colocert.cli", "certify", str(example), "--profile", "lifecycle"]

@@ -15,14 +15,17 @@ from .blocks import ROOT
 from .shell import Shell
 
 COPIED = ("conformance", "fixtures", "reference", "pyproject.toml", "docs", "mkdocs.yml", "bench", "gpu_tests")
-PACKAGE = '''"""What a reader's package is here: an implementation that conforms, of a trainer and a driver."""
+PACKAGE = '''"""What a reader's package is here: the smallest trainer that conforms, with the reference's loop."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 from colocert_reference.colocert_impl import implementation as reference
+from mypkg.smallest_impl import Trainer, implementation as smallest
 
+claims = replace(smallest.claims, engine_releases=frozenset({"weights", "kv_cache", "cuda_graph"}))
 implementation = SimpleNamespace(
-    name="mypkg", version="1", claims=reference.claims, trainer=reference.trainer, driver=reference.driver
+    name="mypkg", version="1", claims=claims, trainer=Trainer, driver=reference.driver
 )
 '''
 
@@ -64,6 +67,7 @@ def package(folder: Path) -> None:
     (folder / "mypkg").mkdir()
     (folder / "mypkg" / "__init__.py").touch()
     (folder / "mypkg" / "colocert_impl.py").write_text(PACKAGE)
+    shutil.copy(ROOT / "tests" / "docs" / "smallest_impl.py", folder / "mypkg")
 
 
 def recordings(folder: Path) -> None:

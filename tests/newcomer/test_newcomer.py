@@ -50,6 +50,7 @@ class Pages:
 @pytest.fixture
 def invented(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Any]:
     """The trainer's modules over `Pages`; with `request.param` the faults are mended first."""
+    pytest.importorskip("torch")
     folder = HERE / "inventedtrainer"
     if request.param == "mended":
         folder = request.getfixturevalue("tmp_path")
@@ -70,7 +71,8 @@ def invented(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) ->
 
 def losses(invented: Any) -> tuple[list[float], Any]:
     """Of two epochs with a hand-off in between, and what the engine was given last."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     made = torch.Generator().manual_seed(1)
     taken: list[tuple[Any, int]] = []
     policy = invented.policy.Policy(device="cpu")
