@@ -14,7 +14,7 @@ from pathlib import Path
 from .blocks import ROOT
 from .shell import Shell
 
-COPIED = ("conformance", "fixtures", "reference", "pyproject.toml", "docs", "mkdocs.yml", "bench", "gpu_tests")
+COPIED = ("tests/docs", "conformance", "fixtures", "reference", "pyproject.toml", "docs", "mkdocs.yml", "gpu_tests")
 PACKAGE = '''"""What a reader's package is here: the smallest trainer that conforms, with the reference's loop."""
 
 from dataclasses import replace
