@@ -206,4 +206,7 @@ def verdict_line(judged: Judged) -> Styled:
     ran = "; controls: " + ", ".join(f"{n} {outcome}" for outcome, n in sorted(controls.items())) if controls else ""
     style = {"conformant": "green", "partial": "green", "incomplete": "yellow"}.get(judged.verdict, "red")
     about = f"({named or 'no profile'}): {counts.total()} rules" + (f", {rules}" if rules else "")
+    if judged.stale:
+        ran += f"; known failures that are not so: {len(judged.stale)}, `colocert baseline` mends the list"
+        style = "red"
     return Styled(f"colocert: {judged.verdict} {about}{ran}", style)
