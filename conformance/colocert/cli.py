@@ -100,7 +100,8 @@ def _certify(arguments: argparse.Namespace) -> int:
 
     here = Path.cwd()
     config = Path(colocert.__file__).parent / "suite" / "certify.ini"
-    words = ["-c", str(config), f"--rootdir={here}", "--noconftest", "-p", "no:cacheprovider", "-n", arguments.workers]
+    words = ["-c", str(config), f"--rootdir={here}", "--noconftest", "-p", "no:cacheprovider", "-rN"]
+    words += ["-n", arguments.workers]
     for plugin in ("xdist.plugin", "syrupy", "colocert.plugin"):
         words += ["-p", plugin]
     words += ["--pyargs", "colocert.suite", f"--impl={arguments.impl}"]

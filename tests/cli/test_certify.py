@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -81,6 +82,17 @@ def test_everything_is_written_and_the_verdict_is_the_last_line(command: Command
     assert "LC-03[lora-early-release]" in cases
     assert ended.stderr.splitlines()[0] == f"colocert: importing {broken}"
     assert all(line.startswith("colocert: ") for line in ended.stderr.splitlines())
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_fault_is_told_at_length_once(command: Command, broken: str, workers: str) -> None:
+    """Whatever process a case runs in: the first of a rule and code is whole, the others name it."""
+    told = command("certify", broken, *ONE, "-n", workers).stdout
+    heads = re.findall(r"^([A-Z]{2}-\d\d) \(\w+\), ([\w-]+): (as in )?", told, flags=re.M)
+    whole = [(rule, code) for rule, code, again in heads if not again]
+    assert len(whole) == len(set(whole)) == told.count("in a run    ")
+    assert {(rule, code) for rule, code, again in heads if again} <= set(whole)
+    assert any(again for *_, again in heads)
 
 
 def test_an_older_page_and_badge_do_not_stand_for_a_run_without_them(command: Command, tmp_path: Path) -> None:

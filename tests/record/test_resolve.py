@@ -99,6 +99,7 @@ WRONG = {
     "unknown-claim": (MINIMAL.replace("lora=False", "lora=False, sparkle=True", 1), "{file}:Impl", 4, "sparkle"),
     "claim-of-a-wrong-type": (MINIMAL.replace("lora=False", "lora='yes'", 1), "{file}:Impl", 4, "lora"),
     "unknown-member": (MINIMAL.replace("peak_device=set()", "peak_device={'tpu'}"), "{file}:Impl", 4, "tpu"),
+    "claims-misspelt": ("from colocert import Claims\nCLAIMS = Claims(loar=True)\n", "{file}", 4, "unknown loar"),
     "abstract-method": (
         "import abc\nclass Impl(abc.ABC):\n    @abc.abstractmethod\n    def trainer(self, rig): ...\n",
         "{file}:Impl",

@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from colocert.record.manifest import Problem
+from colocert.rig.contract import ContractError
 
 GROUP = "colocert.implementations"
 DEFAULT_ATTRIBUTES = ("implementation", "Implementation")
@@ -127,6 +128,8 @@ def _guarded(impl: str, load: Any, wanted: tuple[str, ...]) -> Any:
             f"--impl={impl} imports {error.name}, which is not installed: install it, or import it inside the factory",
             HARNESS,
         ) from error
+    except ContractError as error:
+        raise ResolveError("import", f"--impl={impl}: {error}", USAGE) from error
     except Exception as error:
         raise ResolveError(
             "import", f"--impl={impl} must import without an error (got {type(error).__name__}: {error})", HARNESS

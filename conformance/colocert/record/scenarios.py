@@ -195,12 +195,14 @@ def _faulted(point: str, call: str, back: str) -> list[str]:
 
 SCENARIOS: tuple[Scenario, ...] = (
     *_both("lora", LORA, "lora"),
+    # --8<-- [start:example]
     Scenario(
         "lora-cpu-peak",
         {**LORA, "peak_device": "cpu"},
         ("train", "sleep", "update_weights", "wake_up", "train"),
         "lora; peak_device∋cpu",
     ),
+    # --8<-- [end:example]
     Scenario(
         "lora-early-release",
         LORA,

@@ -74,6 +74,19 @@ def failure_text(case: Case, record: Record, folder: Path) -> str:
     return "\n".join(line for part in parts for line in part)
 
 
+def again_text(case: Case, first: str, record: Record) -> str:
+    """The same for a case that fails like an earlier one, whose item is `first`: what differs, in a few lines."""
+    rule = catalogue()[case.rule]
+    parts = [
+        [f"{rule.id} ({rule.level}), {case.code}: as in {first}", ""],
+        _labelled("calls", " -> ".join(case.steps)),
+        *([*_labelled("expected", f.expected), *_labelled("observed", f.observed)] for f in case.findings[:1]),
+        _labelled("detail", case.detail),
+        _labelled("reproduce", reproduce(case, record), wrap=False),
+    ]
+    return "\n".join(line for part in parts for line in part)
+
+
 def code_text(rule: Rule, name: str) -> str:
     """What a code says went wrong."""
     return next((code.text for code in rule.codes if code.name == name), RUNNER_CODES.get(name, ""))
@@ -193,4 +206,7 @@ def verdict_line(judged: Judged) -> Styled:
     ran = "; controls: " + ", ".join(f"{n} {outcome}" for outcome, n in sorted(controls.items())) if controls else ""
     style = {"conformant": "green", "partial": "green", "incomplete": "yellow"}.get(judged.verdict, "red")
     about = f"({named or 'no profile'}): {counts.total()} rules" + (f", {rules}" if rules else "")
+    if judged.stale:
+        ran += f"; known failures that are not so: {len(judged.stale)}, `colocert baseline` mends the list"
+        style = "red"
     return Styled(f"colocert: {judged.verdict} {about}{ran}", style)

@@ -65,6 +65,12 @@ class Claims:
     retained_backup: bool
     gradients_traced: bool
 
+    def __new__(cls, *values: object, **stated: object) -> Claims:
+        """Says in one line what is missing and what does not exist, as `of` does, before the claims are set."""
+        if stated and not values:
+            cls._check_names(stated)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
         for name, members in _SETS.items():
@@ -87,8 +93,13 @@ class Claims:
         if isinstance(stated, cls):
             return stated
         facts = dict(stated) if isinstance(stated, Mapping) else _public(stated)
+        cls._check_names(facts)
+        return cls(**facts)
+
+    @classmethod
+    def _check_names(cls, stated: Mapping[str, object]) -> None:
         names = {f.name for f in dataclasses.fields(cls)}
-        missing, unknown = sorted(names - set(facts)), sorted(set(facts) - names)
+        missing, unknown = sorted(names - set(stated)), sorted(set(stated) - names)
         if missing or unknown:
             raise ContractError(
                 "claims must state each of the "
@@ -99,7 +110,6 @@ class Claims:
                 + (f" unknown {', '.join(unknown)}" if unknown else "")
                 + "): `colocert new` writes the full list"
             )
-        return cls(**facts)
 
     def facts(self) -> dict[str, Any]:
         """The claims as plain data, sets sorted."""

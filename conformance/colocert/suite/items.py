@@ -35,7 +35,7 @@ from colocert.judge import (
 )
 from colocert.plugin import expect_file
 from colocert.record.manifest import Record, ScenarioRecord
-from colocert.report.terminal import failure_text
+from colocert.report.terminal import again_text, failure_text
 from colocert.report.transcript import of_scenario
 from colocert.rules.catalogue import catalogue
 
@@ -98,10 +98,21 @@ class CaseItem(JudgedItem):
             return
         if self.reason:
             pytest.xfail(f"{self.case.code}: {self.reason}")
-        text = failure_text(self.case, self.evidence.record, self.evidence.folder)
+        first = self.first_of_its_kind()
+        text = (
+            failure_text(self.case, self.evidence.record, self.evidence.folder)
+            if first is self
+            else again_text(self.case, first.name, self.evidence.record)
+        )
         if not self.binds:
             pytest.skip(f"a SHOULD rule, which binds with --level=should; {text.splitlines()[0]}")
         raise Violation(self.case, text)
+
+    def first_of_its_kind(self) -> CaseItem:
+        """The first of the selected items that fails with this code of this rule: it has the whole text, once."""
+        kind = (self.rule, self.case.code)
+        alike = (i for i in self.session.items if isinstance(i, CaseItem) and not i.reason)
+        return next((i for i in alike if i.case.outcome == FAIL and (i.rule, i.case.code) == kind), self)
 
 
 class RuleItem(JudgedItem):
