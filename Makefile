@@ -139,6 +139,7 @@ test: $(STAMP)
 # Required, so a row that is skipped, deleted or without a verdict is red. World 4: G15 needs four ranks here.
 gpu-tests: $(STAMP)
 	@$(BIN)/python -m pytest gpu_tests --device=host --require-world=4 -n 2 $(PYTEST_ARGS)
+	$(BIN)/python -m gpu_tests.report check "$${COLOCERT_REPORT_DIR:-build/gpu}/host-w4.json" --kind host --world 4
 
 gpu-mutants: $(STAMP)
 	@$(BIN)/python -m pytest gpu_tests/mutants -n 2 $(PYTEST_ARGS)

@@ -72,22 +72,27 @@ def add_options(parser: pytest.Parser) -> None:
 
 def asked(config: pytest.Config) -> Asked:
     """The options, made whole. `UsageError` where they contradict each other."""
-    option = config.option
-    device = option.gpu_device or ("cuda" if option.gpu_kind else HOST)
-    if device == HOST and option.gpu_kind:
-        raise pytest.UsageError(f"--require-gpu={option.gpu_kind} needs a GPU, got --device=host: leave --device out")
-    if device == "cuda" and getattr(option, "numprocesses", None):
+    # A run that comes upon this folder from above (`pytest .`) knows the folder's conftest too late for its options.
+    kind, least, device = (getattr(config.option, f"gpu_{name}", None) for name in ("kind", "world", "device"))
+    device = device or ("cuda" if kind else HOST)
+    if device == HOST and kind:
+        raise pytest.UsageError(f"--require-gpu={kind} needs a GPU, got --device=host: leave --device out")
+    if device == "cuda" and getattr(config.option, "numprocesses", None):
         raise pytest.UsageError("rows on a GPU need it to themselves, got -n: run them in one process (-n 0)")
-    if option.gpu_world is not None and option.gpu_world < 1:
-        raise pytest.UsageError(f"--require-world must be 1 or more, got {option.gpu_world}")
+    if least is not None and least < 1:
+        raise pytest.UsageError(f"--require-world must be 1 or more, got {least}")
     try:
         shard = Shard.parse(os.environ.get("COLOCERT_SHARD", ""))
     except ValueError as error:
         raise pytest.UsageError(str(error)) from None
-    required = option.gpu_kind is not None or option.gpu_world is not None
-    kind = HOST if device == HOST else option.gpu_kind or "any"
-    world = option.gpu_world or (8 if device == HOST else 1)
-    return Asked(device, kind, world, required, option.gpu_calibrate, shard)
+    return Asked(
+        device=device,
+        kind=HOST if device == HOST else kind or "any",
+        world=least or (8 if device == HOST else 1),
+        required=kind is not None or least is not None,
+        calibrate=getattr(config.option, "gpu_calibrate", False),
+        shard=shard,
+    )
 
 
 def preflight(kind: str, world: int) -> dict[str, Any]:

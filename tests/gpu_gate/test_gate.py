@@ -91,7 +91,9 @@ class Run:
     def write(self, rows: str) -> None:
         (self.tests / "test_rows.py").write_text(rows)
 
-    def __call__(self, *options: str, found: dict[str, Any] = HERE, shard: str = "") -> tuple[int, str, str]:
+    def __call__(
+        self, *options: str, found: dict[str, Any] = HERE, shard: str = "", folder: str = "gpu_tests"
+    ) -> tuple[int, str, str]:
         for name in ("KIND", "WORLD", "REPORT_DIR"):
             self.monkeypatch.setenv(f"COLOCERT_{name}", "")
         self.monkeypatch.setenv("COLOCERT_FOUND", json.dumps(found))
@@ -102,7 +104,7 @@ class Run:
         self.monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
         spread = "-n" in options
         run = self.pytester.runpytest_subprocess if spread else self.pytester.runpytest_inprocess
-        done = run("gpu_tests", "-p", "no:cacheprovider", *(["-p", "xdist"] if spread else []), *options)
+        done = run(folder, "-p", "no:cacheprovider", *(["-p", "xdist"] if spread else []), *options)
         return int(done.ret), done.stdout.str(), done.stderr.str()
 
     def result(self, name: str) -> dict[str, Any]:
@@ -121,6 +123,12 @@ class TestNothingRequired:
         assert code == 0, out
         assert "4 passed, 1 deselected" in out
         assert "left out: G04: needs a GPU" in out
+
+    def test_a_run_that_comes_from_above_is_one_on_the_host(self, run: Run) -> None:
+        (run.folder / "test_other.py").write_text("def test_other():\n    pass\n")
+        code, out, _ = run(folder=".")
+        assert code == 0, out
+        assert "5 passed, 1 deselected" in out
 
     def test_a_skip_is_a_skip(self, run: Run) -> None:
         run.write(ROWS.replace("def test_three():\n    pass", "def test_three():\n    pytest.skip('not today')"))
