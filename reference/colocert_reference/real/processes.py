@@ -21,6 +21,7 @@ the bytes that the process holds. A call whose process ends raises `ProcessDied`
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 import threading
@@ -34,6 +35,9 @@ from colocert.device.link import LinkClosed
 ANSWER_WITHIN = 120.0
 """Seconds within which a process must answer; the longest answer is the trainer's first, which imports megatron."""
 END_WITHIN, GRACE = 10.0, 0.5
+THREADS = "1"
+"""Of torch, a process, unless OMP_NUM_THREADS says otherwise: small models gain nothing from more, and sums that are
+split among as many threads as a machine has cores differ between machines."""
 _FOREVER = 7 * 86400.0
 
 
@@ -181,7 +185,7 @@ class SharedDevice:
 
     def start(self, side: str, body: str, *, answer_within: float = ANSWER_WITHIN, **arguments: Any) -> Side:
         """A process that has said that it is there: its hook is proved and it holds nothing yet."""
-        env = {"PYTHONWARNINGS": "ignore"}
+        env = {"PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", THREADS)}
         try:
             child = start(body, machine=self._machine, env=env, deadline=_FOREVER, **arguments)
         except DeviceError as error:
