@@ -40,7 +40,7 @@ _T = TypeVar("_T")
 class EngineProcess:
     """The calls. `shape` are the arguments of `llama_engine.LlamaShape`; `graphs` the bytes under the graphs' tag.
 
-    start() | drain() release(tags) ... resume(tags) receive base, adapter; flush() resume(tags) admit() generate() | ...
+    start() | drain() release(tags) ... resume(tags) receive base, adapter; flush() resume(tags) admit() generate() ...
     """
 
     def __init__(self, stage: Any, shape: Mapping[str, Any], *, mirror: bool, graphs: int, seed: int) -> None:
