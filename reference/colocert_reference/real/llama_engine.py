@@ -58,6 +58,9 @@ class LlamaShape:
     heads: int = 4
     kv_heads: int = 2
     ffn: int = 128
+    vocabulary: int = BYTES
+    rope_theta: float = 10000.0
+    rms_eps: float = 1e-6
     lora_rank: int = 4
     lora_alpha: float = 8.0
     slots: int = 4
@@ -65,13 +68,15 @@ class LlamaShape:
 
     def config(self) -> LlamaConfig:
         return LlamaConfig(
-            vocab_size=BYTES,
+            vocab_size=self.vocabulary,
             hidden_size=self.hidden,
             intermediate_size=self.ffn,
             num_hidden_layers=self.layers,
             num_attention_heads=self.heads,
             num_key_value_heads=self.kv_heads,
             max_position_embeddings=self.length,
+            rms_norm_eps=self.rms_eps,
+            rope_parameters={"rope_type": "default", "rope_theta": self.rope_theta},
             tie_word_embeddings=False,
         )
 
