@@ -13,6 +13,7 @@ Has run on `host` (the real saver over the stand-in driver, gloo). On `cuda` (NC
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 from collections.abc import Callable, Mapping
@@ -22,12 +23,14 @@ import torch
 
 from colocert_reference.lifecycle import Lifecycle
 from colocert_reference.ports import DEFAULT, GRADS, Ports, Settings
-from colocert_reference.real import cpu_shims, model
+from colocert_reference.real import cpu_shims, export, model
 from colocert_reference.real.groups import RealGroups, World
 from colocert_reference.real.memory import SaverMemory, open_memory
 from colocert_reference.real.model import Shape
 
 BATCHES = 2
+MEGATRON, PEFT = "megatron", "peft"
+"""How a sync names what it sends: this rank's tensors as they are, or whole ones as engines load them (`export`)."""
 
 Deliver = Callable[[Mapping[str, torch.Tensor]], None]
 """Takes what a sync sends, by parameter name. The tensors are views: valid during the call, to be copied to be kept."""
@@ -74,13 +77,17 @@ class RealWork:
         parts: Parts,
         gradients: RealGradients,
         memory: SaverMemory,
+        groups: RealGroups,
         deliver: Deliver,
         *,
         accumulate: int,
         seed: int,
+        names: str,
     ) -> None:
-        self.parts, self.gradients, self.memory, self.deliver = parts, gradients, memory, deliver
-        self.accumulate, self.seed = accumulate, seed
+        if names not in (MEGATRON, PEFT):
+            raise ValueError(f"names must be {MEGATRON} or {PEFT} (got {names!r})")
+        self.parts, self.gradients, self.memory, self.groups = parts, gradients, memory, groups
+        self.deliver, self.accumulate, self.seed, self.names = deliver, accumulate, seed, names
         self.losses: list[float] = []
 
     def step(self) -> None:
@@ -100,9 +107,15 @@ class RealWork:
             self.gradients.pending = 0
 
     def send(self, tag: str, *, from_host: bool) -> None:
-        """The trainable parameters: the adapter under LoRA, all of them without."""
+        """The trainable parameters: the adapter under LoRA, all of them without. Nothing else is read."""
         tensors = {name: p.detach() for name, p in self.parts.model.named_parameters() if p.requires_grad}
-        self.deliver({name: self.memory.backup(t) for name, t in tensors.items()} if from_host else tensors)
+        if from_host:
+            tensors = {name: self.memory.backup(t) for name, t in tensors.items()}
+        if self.names == PEFT:
+            whole = export.adapter_state if self.parts.shape.lora_rank else export.base_state
+            with self.groups.on_host() if from_host else contextlib.nullcontext() as gather:
+                tensors = whole(self.parts.model, self.parts.shape, tensors=tensors, gather=gather)
+        self.deliver(tensors)
 
     def rematerialize(self) -> None:
         raise NotImplementedError("this trainer has no rematerialised parameters: they are their own master weights")
@@ -113,8 +126,7 @@ class RealWork:
 
     def _batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         shape, device = self.parts.shape, self.memory.managed.device
-        rank = self.parts.world.rank
-        generator = torch.Generator().manual_seed(self.seed + 1000 * (step % BATCHES) + rank)
+        generator = torch.Generator().manual_seed(self.seed + 1000 * (step % BATCHES) + self.parts.world.data_rank)
         ids = torch.randint(0, shape.vocabulary, (2, shape.sequence), generator=generator).to(device)
         positions = torch.arange(shape.sequence, device=device).expand(2, -1)
         mask = torch.ones(shape.sequence, shape.sequence, dtype=torch.bool, device=device).triu(1)[None, None]
@@ -126,7 +138,7 @@ class Parts:
 
     def __init__(self, shape: Shape, memory: SaverMemory, world: World, seed: int, learning_rate: float) -> None:
         self.shape, self.world = shape, world
-        config = shape.config()
+        config = shape.config(world.tensor)
         with memory.region(DEFAULT):
             self.model = model.build_model(shape, config, memory.managed.device, seed)
         with memory.region(GRADS):
@@ -160,6 +172,7 @@ class RealTrainer(Lifecycle):
         offload_train: bool = True,
         seed: int = 0,
         learning_rate: float = 1e-2,
+        names: str = MEGATRON,
     ) -> None:
         shape = shape or Shape()
         device = device or os.environ.get("COLOCERT_DEVICE", "host")
@@ -173,7 +186,7 @@ class RealTrainer(Lifecycle):
         self.parts = Parts(shape, memory, world, seed, learning_rate)
         groups.attach(self.parts.ddp, self.parts.optimizer)
         gradients = RealGradients(self.parts.ddp)
-        work = RealWork(self.parts, gradients, memory, deliver, accumulate=accumulate, seed=seed)
+        work = RealWork(self.parts, gradients, memory, groups, deliver, accumulate=accumulate, seed=seed, names=names)
         self.memory, self.groups, self.work = memory, groups, work
         super().__init__(
             Ports(memory=memory, groups=groups, gradients=gradients, work=work),
