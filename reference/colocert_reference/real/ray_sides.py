@@ -120,7 +120,9 @@ class RaySide:
             raise self._lost(call, "lost the Ray actor that kept it") from None
         except GetTimeoutError:
             ray.kill(self._handle, no_restart=True)
-            raise self._lost(call, f"has a Ray actor that gave no answer within {self.answer_within + MORE:g} s") from None
+            raise self._lost(
+                call, f"has a Ray actor that gave no answer within {self.answer_within + MORE:g} s"
+            ) from None
         self.held = answer.get("held", self.held)
         self.released = answer.get("released", self.released)
         self.told = answer.get("told", self.told)
