@@ -1,12 +1,13 @@
 """The reference trainer on real tensors: the lifecycle of `colocert_reference.lifecycle` over four real ports.
 
 Knows how the parts are put together and in which region each is built. Does not know the engine: what a sync sends
-goes to `deliver`. The training is next-token prediction on a few batches of seeded random tokens, taken in turn: which
-one a step sees depends on its number alone, whatever happened in between.
+goes to `deliver`. A step trains on the rollouts that it was fed (`policy`). Without any it is next-token prediction on
+a few batches of seeded random tokens, taken in turn: which one a step sees depends on its number alone, whatever
+happened in between.
 
     trainer = RealTrainer(Shape(), device="host", deliver=engine_side)
     trainer.train(); trainer.offload_grad_buffer(); trainer.sleep(); trainer.update_weights()
-    trainer.wake_up(); trainer.train() ... trainer.close()
+    trainer.wake_up(); trainer.feed(PolicyBatch.from_rollouts(groups)); trainer.train() ... trainer.close()
 
 Has run on `host` (the real saver over the stand-in driver, gloo). On `cuda` (NCCL) it has not run yet.
 """
@@ -27,6 +28,7 @@ from colocert_reference.real import cpu_shims, export, model
 from colocert_reference.real.groups import RealGroups, World
 from colocert_reference.real.memory import SaverMemory, open_memory
 from colocert_reference.real.model import Shape
+from colocert_reference.real.policy import PolicyBatch
 
 BATCHES = 2
 MEGATRON, PEFT = "megatron", "peft"
@@ -89,16 +91,22 @@ class RealWork:
         self.parts, self.gradients, self.memory, self.groups = parts, gradients, memory, groups
         self.deliver, self.accumulate, self.seed, self.names = deliver, accumulate, seed, names
         self.losses: list[float] = []
+        self.fed: PolicyBatch | None = None
+
+    def feed(self, batch: PolicyBatch) -> None:
+        """The next step trains on this batch; of several before one step the last counts."""
+        batch.check(self.parts.shape.vocabulary, self.parts.shape.sequence)
+        self.fed = batch
 
     def step(self) -> None:
         """Forward and backward into the gradient buffers; at the end of an accumulation, reduce and step."""
         ddp, optimizer = self.parts.ddp, self.parts.optimizer
         if not self.gradients.live():
             ddp.zero_grad_buffer()
-        ids, positions, mask = self._batch(len(self.losses))
-        loss = ddp(ids, positions, mask, labels=ids.roll(-1, dims=1)).mean()
+        loss = self._loss()
         (loss / self.accumulate).backward()
         self.losses.append(loss.item())
+        self.fed = None
         self.gradients.pending += 1
         if self.gradients.pending == self.accumulate:
             ddp.finish_grad_sync()
@@ -124,13 +132,25 @@ class RealWork:
         gc.collect()
         self.memory.managed.give_up_cache()
 
+    def _loss(self) -> torch.Tensor:
+        """Of the rollouts that were fed, or of the seeded tokens whose turn it is."""
+        if self.fed is None:
+            ids, positions, mask = self._batch(len(self.losses))
+            return self.parts.ddp(ids, positions, mask, labels=ids.roll(-1, dims=1)).mean()
+        labels = self.fed.labels.to(self.memory.managed.device)
+        return self.fed.loss(self.parts.ddp(*self._inputs(self.fed.ids), labels=labels))
+
     def _batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        shape, device = self.parts.shape, self.memory.managed.device
+        shape = self.parts.shape
         generator = torch.Generator().manual_seed(self.seed + 1000 * (step % BATCHES) + self.parts.world.data_rank)
-        ids = torch.randint(0, shape.vocabulary, (2, shape.sequence), generator=generator).to(device)
-        positions = torch.arange(shape.sequence, device=device).expand(2, -1)
-        mask = torch.ones(shape.sequence, shape.sequence, dtype=torch.bool, device=device).triu(1)[None, None]
-        return ids, positions, mask
+        return self._inputs(torch.randint(0, shape.vocabulary, (2, shape.sequence), generator=generator))
+
+    def _inputs(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Tokens, positions, and the causal mask: true where a position is hidden."""
+        (rows, length), device = ids.shape, self.memory.managed.device
+        positions = torch.arange(length, device=device).expand(rows, -1)
+        mask = torch.ones(length, length, dtype=torch.bool, device=device).triu(1)[None, None]
+        return ids.to(device), positions, mask
 
 
 class Parts:
@@ -192,3 +212,7 @@ class RealTrainer(Lifecycle):
             Ports(memory=memory, groups=groups, gradients=gradients, work=work),
             Settings(tags=frozenset({DEFAULT, GRADS}), lora=shape.lora_rank > 0, offload_train=offload_train),
         )
+
+    def feed(self, batch: PolicyBatch) -> None:
+        """What the next `train()` trains on, awake or asleep; under tensor parallelism the same on all its ranks."""
+        self.work.feed(batch)
