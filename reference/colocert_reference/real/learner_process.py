@@ -1,8 +1,8 @@
-"""The trainer of a learning pair in its process: fed with rollouts, it sends adapters, and the base where one is asked.
+"""The trainer of a learning pair in its process: fed with rollouts, it sends adapters, and the base where asked.
 
-What it adds to `trainer_process`: a batch of rollouts for the next step; names that the engine loads (Hugging Face's for
-the base, PEFT's for the adapter); what its memory is by tag; and two observations of each step, made where nothing that
-is observed can prevent them:
+What it adds to `trainer_process`: a batch of rollouts for the next step; names that the engine loads (Hugging Face's
+for the base, PEFT's for the adapter); what its memory is by tag; and two observations of each step, made where nothing
+that is observed can prevent them:
 
     gap          between the log-probabilities of the sampled tokens here, before the step, and those that the engine
                  sampled them with: the largest difference, and the mean
@@ -101,9 +101,8 @@ class LearnerProcess(TrainerProcess):
     def _watch(self, negative_logprobs: Any, told: list[tuple[int, list[float]]]) -> None:
         """Between forward and backward."""
         assert self.trainer is not None
-        gradients = self.trainer.ports.gradients
-        norm = math.sqrt(sum(float(b.double().square().sum()) for b in gradients.buffers()))  # type: ignore[attr-defined]
-        if not gradients.live() and norm != 0:
+        norm = self._gradient_norm()
+        if not self.trainer.ports.gradients.live() and norm != 0:
             raise GradientsNotZero(
                 f"the gradient buffers must hold zeros before the first backward pass of a step (got a norm of "
                 f"{norm:.3g}): nobody zeroed the gradients after the step before, or after their memory came back"
@@ -126,9 +125,13 @@ class LearnerProcess(TrainerProcess):
         assert self.trainer is not None, "built by init()"
         self.observed = {}
         self.trainer.train()
-        buffers = self.trainer.ports.gradients.buffers()  # type: ignore[attr-defined]
-        norm = math.sqrt(sum(float(b.double().square().sum()) for b in buffers))
-        return {"loss": self.trainer.work.losses[-1], "gradient_norm": norm, **self.observed}
+        return {"loss": self.trainer.work.losses[-1], "gradient_norm": self._gradient_norm(), **self.observed}
+
+    def _gradient_norm(self) -> float:
+        """Of what the buffers hold."""
+        assert self.trainer is not None
+        squares = [float(buffer.double().square().sum()) for buffer in self.trainer.work.gradients.buffers()]
+        return math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else math.inf
 
     # ---- sending
 

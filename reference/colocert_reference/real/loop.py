@@ -12,8 +12,8 @@ A step at a time, as a profile of live rules or a debugger would take it (each l
     pair.to_rollout()                                        the hand-off back, with the sync
     pair.device.held_by(pair.trainer, pair.engine)           device bytes, by side; `pair.trainer.held` says by tag
 
-The reward is a fact about the sampled bytes alone (`reward_of`): the share of them that are lower-case letters. The base
-is drawn from the seed and frozen, so the reward can rise only if what was trained arrives in the engine.
+The reward is a fact about the sampled bytes alone (`reward_of`): the share of them that are lower-case letters. The
+base is drawn from the seed and frozen, so the reward can rise only if what was trained arrives in the engine.
 
 Each step also compares the two models: what the trainer says of the sampled tokens must be what the engine sampled them
 with, within `LoopSettings.tolerance`; else `Disagreement`. This process imports neither torch nor the saver. It does
@@ -27,6 +27,7 @@ import math
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,19 @@ PROMPTS = (
     "two cores ",
     "no GPU yet",
 )
+MODEL: Mapping[str, Any] = {
+    "layers": 2,
+    "hidden": 256,
+    "heads": 4,
+    "kv_heads": 2,
+    "ffn": 512,
+    "vocabulary": 256,
+    "rope_theta": 10000,
+    "rms_eps": 1e-5,
+    "lora_rank": 256,
+    "lora_alpha": 256.0,
+}
+"""What both sides build: the arguments that `model.Shape` and `llama_engine.LlamaShape` share."""
 LOWER = frozenset(b"abcdefghijklmnopqrstuvwxyz")
 
 
@@ -57,7 +71,8 @@ class Disagreement(PairError):
     def __init__(self, iteration: int, gap: float, tolerance: float) -> None:
         super().__init__(
             f"trainer and engine must agree on the log-probability of every sampled token within {tolerance:g} (got "
-            f"{gap:.3g} in iteration {iteration}): the engine samples from another adapter, base or cache than was trained"
+            f"{gap:.3g} in iteration {iteration}): the engine samples from another adapter, base or cache than was "
+            "trained"
         )
         self.iteration, self.gap, self.tolerance = iteration, gap, tolerance
 
@@ -75,12 +90,7 @@ class LoopSettings:
     """
 
     seed: int = 0
-    model: Mapping[str, Any] = field(
-        default_factory=lambda: {
-            **{"layers": 2, "hidden": 256, "heads": 4, "kv_heads": 2, "ffn": 512, "vocabulary": 256},
-            **{"rope_theta": 10000, "rms_eps": 1e-5, "lora_rank": 256, "lora_alpha": 256.0},
-        }
-    )
+    model: Mapping[str, Any] = field(default_factory=lambda: dict(MODEL))
     prompts: int = 4
     samples: int = 16
     tokens: int = 12
@@ -130,7 +140,8 @@ def reward_of(completion: Sequence[int]) -> float:
 class LearningPair(Pair):
     """A pair that learns. `iterations` grows by one at each step; `on_iteration` is called with each.
 
-    With `checkpoint` each iteration is kept in that folder; with `resume` the run goes on from what such a folder holds.
+    With `checkpoint` each iteration is kept in that folder; with `resume` the run goes on from what such a folder
+    holds.
     `learner` and `engine` name what the processes run.
     """
 
@@ -168,24 +179,19 @@ class LearningPair(Pair):
 
     def _start(self) -> None:
         settings, common = self.settings, self._wire()
-        self.engine = self._process(
-            ENGINE,
-            self.bodies[ENGINE],
-            shape=settings.engine(),
-            mirror=settings.mirror,
-            graphs=settings.graphs,
-            seed=settings.seed,
-            **common,
-        )
-        self.trainer = self._process(
-            TRAINER,
-            self.bodies[TRAINER],
-            shape=settings.learner(),
-            communicators=settings.communicators if self.device.name == "host" else 0,
-            seed=settings.seed,
-            learning_rate=settings.learning_rate,
-            **common,
-        )
+        llama = {"shape": settings.engine(), "mirror": settings.mirror, "graphs": settings.graphs}
+        learner = {
+            "shape": settings.learner(),
+            "communicators": settings.communicators if self.device.name == "host" else 0,
+            "learning_rate": settings.learning_rate,
+        }
+        with ThreadPoolExecutor(2) as both:  # each imports for seconds before it says that it is there
+            begun = [
+                both.submit(self._process, side, self.bodies[side], seed=settings.seed, **own, **common)
+                for side, own in ((ENGINE, llama), (TRAINER, learner))
+            ]
+        self.engine, self.trainer = (side.result() for side in begun)
+        self._sides = [self.engine, self.trainer]
         self._engine_sizes: dict[str, int] = self.step(self.engine, "start")
 
     # ---- what the driver asks
@@ -236,9 +242,11 @@ class LearningPair(Pair):
             nbytes = self.transfer("send_base", version=self.version)
             assert nbytes is not None
             self.base_bytes.append(nbytes)
+            self.facts["base"] = nbytes
         nbytes = self.transfer("update_weights", version=self.version)
         assert nbytes is not None
         self.adapter_bytes.append(nbytes)
+        self.facts |= {"adapter": nbytes, "version": self.version}
 
     # ---- a step at a time
 
@@ -257,10 +265,8 @@ class LearningPair(Pair):
 
     def _asked(self, prompts: Sequence[str], seed: int) -> dict[str, Any]:
         s = self.settings
-        return {
-            **{"prompts": list(prompts), "tokens": s.tokens, "samples": s.samples},
-            **{"seed": seed, "temperature": s.temperature},
-        }
+        how = {"tokens": s.tokens, "samples": s.samples, "temperature": s.temperature}
+        return {"prompts": list(prompts), "seed": seed, **how}
 
     def _told(self, rollout: list[dict[str, Any]], told: Mapping[str, Any]) -> Iteration:
         pairs = [(r, c) for g in rollout for r, c in zip(g["rewards"], g["completions"], strict=True)]

@@ -10,8 +10,8 @@ torch nor the saver, and holds nothing on the device.
 
 A sample is taken after each call. Within a call one side alone moves memory, and of one kind of bytes it only takes or
 only gives, so the samples hold the peaks; the stand-in's own high-water mark (`device_peak`) confirms the device's.
-The engine of `Pair` is memory alone (`engine_memory`); the pair whose engine computes and whose trainer learns from what
-it generated is `loop.LearningPair`. A step at a time, without the driver's order:
+The engine of `Pair` is memory alone (`engine_memory`); the pair whose engine computes and whose trainer learns from
+what it generated is `loop.LearningPair`. A step at a time, without the driver's order:
 
     pair.step(pair.engine, "release", tags=["kv_cache"])   one call of one side, and a sample after it
     pair.engine.call("facts"); pair.device.held_by(pair.engine, pair.trainer); pair.engine.held
@@ -88,6 +88,7 @@ class Sample:
     host_tags: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     begun: float = 0.0
     failed: bool = False
+    facts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def on_device(self) -> int:
@@ -191,6 +192,7 @@ class Pair:
         self._phase = "start"
         self._sides: list[AnySide] = []
         self._began = time.monotonic()
+        self.facts: dict[str, int] = {}
         try:
             self._start()
         except BaseException:
@@ -247,8 +249,8 @@ class Pair:
     def recorded(self, step: str, act: Callable[[], Any]) -> Any:
         """Carries out a step and samples after it, also after one that failed."""
         phase = self._enter(step)
-        begun = time.monotonic()
-        failed = True
+        begun, failed = time.monotonic(), True
+        self.facts = {}
         try:
             value = act()
             failed = False
@@ -264,6 +266,7 @@ class Pair:
                 {side.name: side.held.get("host_tags", {}) for side in self._sides},
                 begun - self._began,
                 failed,
+                self.facts,
             )
             self.samples.append(sample)
         self.observe(sample)
@@ -273,6 +276,7 @@ class Pair:
         """The adapter out of one process into the other."""
         if (nbytes := self.transfer("update_weights")) is not None:
             self.adapter_bytes.append(nbytes)
+            self.facts["adapter"] = nbytes
 
     def transfer(self, call: str, **arguments: Any) -> int | None:
         """A call of the trainer that sends to the engine; the bytes, or None where it sent nothing.
