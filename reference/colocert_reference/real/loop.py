@@ -248,6 +248,10 @@ class LearningPair(Pair):
         self.adapter_bytes.append(nbytes)
         self.facts |= {"adapter": nbytes, "version": self.version}
 
+    def sent_bytes(self) -> dict[str, list[int]]:
+        """The bytes of each transfer, by what was sent."""
+        return {"base": self.base_bytes, "adapter": self.adapter_bytes}
+
     # ---- a step at a time
 
     def to_training(self) -> None:
