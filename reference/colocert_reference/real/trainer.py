@@ -171,17 +171,18 @@ class RealWork:
 
 
 class Parts:
-    """What is built, each part inside its region: model and optimizer in `default`, DDP in `grad_buffer`."""
+    """What is built, each part in its region: model and optimizer in `default`, DDP's gradients in `grad_buffer`."""
 
     def __init__(self, shape: Shape, memory: SaverMemory, world: World, seed: int, learning_rate: float) -> None:
         self.shape, self.world = shape, world
-        config = shape.config(world.tensor)
+        bf16 = memory.managed.device == "cuda"
+        config = shape.config(world.tensor, bf16=bf16)
         with memory.region(DEFAULT):
             self.model = model.build_model(shape, config, memory.managed.device, seed)
-        with memory.region(GRADS):
+        with memory.fused_buffers():
             self.ddp: Any = model.wrap(self.model, config)
         with memory.region(DEFAULT):
-            self.optimizer = model.build_optimizer(self.ddp, learning_rate)
+            self.optimizer = model.build_optimizer(self.ddp, learning_rate, bf16=bf16)
 
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
         """Every tensor of each tag, by name. On `host` each is one allocation."""
