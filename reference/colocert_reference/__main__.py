@@ -227,16 +227,16 @@ def write(given: argparse.Namespace, pair: LearningPair) -> list[str]:
 
     title = f"reference pair, {given.peak_device}-peak on {given.device}"
     capacity = pair.settings.capacity if given.device == "host" else 0
-    texts = {
-        given.timeline: lambda: pictures.timeline_svg(pair.samples, title=title, capacity=capacity),
-        given.reward: lambda: pictures.reward_svg(pair.iterations, title=title) if pair.iterations else None,
-    }
+    texts: dict[Path, str] = {}
+    if given.timeline is not None:
+        texts[given.timeline] = pictures.timeline_svg(pair.samples, title=title, capacity=capacity)
+    if given.reward is not None and pair.iterations:
+        texts[given.reward] = pictures.reward_svg(pair.iterations, title=title)
     written = []
-    for path, made in texts.items():
-        if path is not None and (text := made()) is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-            written.append(f"wrote {path}")
+    for path, drawn in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(drawn, encoding="utf-8")
+        written.append(f"wrote {path}")
     if given.trace is not None:
         pictures.write_trace(given.trace, pair.samples, peak_device=given.peak_device, iterations=pair.iterations)
         written.append(f"wrote {given.trace}")

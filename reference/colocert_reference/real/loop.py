@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -160,14 +159,18 @@ class LearningPair(Pair):
         **more: Any,
     ) -> None:
         self.settings = settings or LoopSettings()
-        self.checkpoint, self.resume, self.on_iteration = checkpoint, resume, on_iteration
+        self.checkpoint, self.on_iteration = checkpoint, on_iteration
         self.bodies = {TRAINER: learner, ENGINE: engine}
         self.iterations: list[Iteration] = []
         self.version = 0
         self.base_bytes: list[int] = []
         self._rollout: list[dict[str, Any]] = []
-        self._resumed = state_of(resume, self.settings) if resume is not None else None
-        self.first = 0 if self._resumed is None else int(self._resumed["iteration"])
+        self._to_load = resume
+        self.first = 0
+        if resume is not None:
+            check_settings(resume, self.settings)
+        if checkpoint is not None:
+            keep_settings(checkpoint, self.settings)
         super().__init__(
             Sizes(capacity=self.settings.capacity), peak_device=peak_device, device=device, driver=driver, **more
         )
@@ -201,10 +204,11 @@ class LearningPair(Pair):
 
     def init(self) -> None:
         self.step(self.trainer, "init")
-        if self._resumed is not None:
-            self.trainer.call("load", folder=str(self.resume))
-            self.version = int(self._resumed["version"]) - 1  # the sync that follows sends it again
-            self._resumed = None
+        if self._to_load is not None:
+            told = self.trainer.call("load", folder=str(self._to_load))
+            self.first = int(told["iteration"])
+            self.version = self.first  # the sync that follows is that of the next iteration's rollout
+            self._to_load = None
 
     def generate(self) -> None:
         """A rollout: groups of samples, each for a prompt, with a reward for each sample."""
@@ -232,7 +236,7 @@ class LearningPair(Pair):
         done = self._told(rollout, told)
         self.iterations.append(done)
         if self.checkpoint is not None:
-            self._save(self.checkpoint)
+            self.trainer.call("save", folder=str(self.checkpoint), iteration=self.number)
         self.on_iteration(done)
 
     def sync(self) -> None:
@@ -290,37 +294,35 @@ class LearningPair(Pair):
             "".join(chr(t) if 32 <= t < 127 else "·" for t in best),
         )
 
-    def _save(self, folder: Path) -> None:
-        """The trainer's part first: a state without it names the iteration before."""
-        folder.mkdir(parents=True, exist_ok=True)
-        self.trainer.call("save", folder=str(folder), iteration=self.number)
-        state = {"iteration": self.number, "version": self.version + 1, "settings": same_run(self.settings)}
-        part = folder / f".{STATE}.part"
-        with part.open("w") as file:
-            file.write(json.dumps({**state, "iterations": [asdict(i) for i in self.iterations]}))
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(folder / STATE)
-
 
 def same_run(settings: LoopSettings) -> dict[str, Any]:
     """What a run must have in common with the one it goes on from."""
-    return json.loads(json.dumps({k: v for k, v in asdict(settings).items() if k not in ("tolerance", "capacity")}))  # type: ignore[no-any-return]
+    free = ("tolerance", "capacity", "communicators", "graphs", "mirror")
+    fields: dict[str, Any] = json.loads(json.dumps({k: v for k, v in asdict(settings).items() if k not in free}))
+    return fields
 
 
-def state_of(folder: Path, settings: LoopSettings) -> dict[str, Any]:
-    """The loop's part of a checkpoint. Raises `NoCheckpoint`."""
+def keep_settings(folder: Path, settings: LoopSettings) -> None:
+    """Puts beside the trainer's checkpoints what the loop must be the same in. Refuses another run's folder."""
+    path = folder / STATE
+    if path.exists():
+        check_settings(folder, settings)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f".{STATE}.part"
+    part.write_text(json.dumps(same_run(settings), indent=1))
+    part.replace(path)
+
+
+def check_settings(folder: Path, settings: LoopSettings) -> None:
+    """Raises `NoCheckpoint` unless the folder is of a run with these settings."""
     try:
-        state = json.loads((folder / STATE).read_text())
-        int(state["iteration"]), int(state["version"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        then = dict(json.loads((folder / STATE).read_text()))
+    except (OSError, ValueError, TypeError) as error:
         raise NoCheckpoint(
-            f"{folder} must hold a checkpoint of this loop, {STATE} (got {type(error).__name__})"
+            f"{folder / STATE} must be readable (got {type(error).__name__}): name the folder of a --checkpoint"
         ) from None
-    now, then = same_run(settings), state.get("settings", {})
+    now = same_run(settings)
     if other := sorted(name for name in now if then.get(name) != now[name]):
-        raise NoCheckpoint(
-            f"{folder} must be of a run with the same settings (got another {', '.join(other)}): "
-            f"{', '.join(f'{n} {then.get(n)} there, {now[n]} here' for n in other)}"
-        )
-    return dict(state)
+        told = ", ".join(f"{name} {then.get(name)} there, {now[name]} here" for name in other)
+        raise NoCheckpoint(f"{folder} must be of a run with the same settings (got {told})")

@@ -24,7 +24,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from colocert_reference.driver import GRAPH, KV, WEIGHTS, Driver, DriverSettings
 from colocert_reference.real.processes import (
@@ -41,6 +41,7 @@ MIB = 1 << 20
 GRANULE = 2 * MIB
 ENGINE, TRAINER = "engine", "trainer"
 PLAIN, RAY = "plain", "ray"
+_Pair = TypeVar("_Pair", bound="Pair")
 
 
 def granules(nbytes: int) -> int:
@@ -327,7 +328,7 @@ class Pair:
             side.end()
         self.device.close()
 
-    def __enter__(self) -> Pair:
+    def __enter__(self: _Pair) -> _Pair:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -149,10 +149,13 @@ class RaySide:
 
 
 class RayDevice(SharedDevice):
-    """The shared device whose processes are kept by Ray actors. Ray is started at the first."""
+    """The shared device whose processes are kept by Ray actors. Ray is started here, in the thread of whoever asks."""
+
+    def __init__(self, name: str, capacity: int) -> None:
+        start_ray()
+        super().__init__(name, capacity)
 
     def start(self, side: str, body: str, *, answer_within: float = ANSWER_WITHIN, **arguments: Any) -> RaySide:
-        start_ray()
         handle = ray.remote(SideActor).options(num_cpus=0, max_restarts=0, max_task_retries=0).remote()
         begun = RaySide(side, handle, answer_within)
         begun.start(self, body, arguments)
