@@ -233,8 +233,8 @@ class EngineProcess:
         """Raises `ContentsLost` unless an adapter still holds what was acknowledged."""
         if (now := self.adapter_checksum(name)) != self.acknowledged[name]:
             raise ContentsLost(
-                f"adapter {name} must hold the tensors that were acknowledged, {self.acknowledged[name]} (got {now}): it "
-                "was not copied out of the transport before the acknowledgement, or was written over since"
+                f"adapter {name} must hold the tensors that were acknowledged, {self.acknowledged[name]} (got {now}): "
+                "it was not copied out of the transport before the acknowledgement, or was written over since"
             )
 
     def adapter_checksum(self, name: str) -> str:
