@@ -1,8 +1,9 @@
 """The reference trainer on real tensors: megatron-core and torch_memory_saver behind the lifecycle's ports.
 
 The reader's path: `trainer` (the ports put together), `memory` (the saver, and what lies in which region), `groups`
-(process groups that go and come back), `model` (GPTModel, LoRA, DDP, optimizer), `cpu_shims` (what megatron-core needs
-where there is no GPU). `host_memory` is the one module that imports the kit: it places tensors on the stand-in device.
+(process groups that go and come back), `model` (GPTModel, LoRA, DDP, optimizer), `policy` (rollouts as a batch),
+`export` (what the engine loads), `checkpoint` (what outlives a process), `cpu_shims` (what megatron-core needs where
+there is no GPU). `host_memory` is the one module that imports the kit: it places tensors on the stand-in device.
 
 Importing this package imports neither torch nor megatron-core. It refuses to load after the saver was put to use and
 before megatron-core was imported: that import sets the saver's mode to "torch" (0.16.1,
