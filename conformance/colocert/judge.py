@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from colocert.record.manifest import COMPLETE, Options, Record, read_record
 from colocert.rules.catalogue import FOLDS, PROFILES, Rule, catalogue
 from colocert.rules.conditions import claims_named
 from colocert.rules.fold import Finding, Fold, Panel, RunFold
+from colocert.rules.replay import Cursor, Replay
 from colocert.rules.run import RunView
-from colocert.rules.view import View
 from colocert.trace import AnyEvent, TraceError, read_trace
 
 PASS, FAIL, EXPECTED = "pass", "fail", "expected"
@@ -38,6 +38,10 @@ EXIT_CODES: Mapping[str, int] = {
 }
 
 
+PATIENCE = 2000
+"""Events of a rank before what it repeats is looked up: a trace of the suite is shorter."""
+
+
 class TraceJudged(msgspec.Struct, frozen=True):
     """What the folds made of one trace: findings in order, and per rule and code how often its condition occurred."""
 
@@ -52,30 +56,44 @@ def judge_events(events: Iterable[AnyEvent], rules: Iterable[Rule]) -> TraceJudg
     by_run = [fold for fold in chosen if issubclass(fold, RunFold)]
     view = RunView()
     whole = Panel(view, [fold(view) for fold in by_run])
-    panels: dict[int, Panel] = {}
+    replay = Replay(by_rank, patience=PATIENCE)
+    ranks: dict[int, Cursor] = {}
+    found: dict[int, list[list[Finding]]] = {}
     for event in events:
         if by_run:
             whole.feed(event)
         if by_rank and not event.owner:
-            panel = panels.get(event.rank)
-            if panel is None:
-                mine = View()
-                panel = panels[event.rank] = Panel(mine, [fold(mine) for fold in by_rank])
-            panel.feed(event)
-    return collect(fold for panel in (*(panels[rank] for rank in sorted(panels)), whole) for fold in panel.folds)
-
-
-def collect(folds: Iterable[Any]) -> TraceJudged:
-    """Ends the folds and gathers what they found and how often they were exercised."""
+            cursor = ranks.get(event.rank)
+            if cursor is None:
+                mine = found[event.rank] = [[] for _ in by_rank]
+                cursor = ranks[event.rank] = Cursor(replay, _appender(mine))
+            cursor.feed(event, None)
     findings: list[Finding] = []
     exercised: dict[str, dict[str, int]] = {}
-    for fold in folds:
+    for rank in sorted(ranks):
+        cursor = ranks[rank]
+        panel = cursor.ends()
+        for fold in panel.folds if panel is not None else ():
+            fold.end()
+        for kind, mine, counts in zip(by_rank, found[rank], cursor.exercised(), strict=True):
+            findings += mine
+            add_counts(exercised, kind.rule, counts)
+    for fold in whole.folds:
         fold.end()
         findings += fold.findings
-        counts = exercised.setdefault(fold.rule, {})
-        for code, times in fold.exercised.items():
-            counts[code] = counts.get(code, 0) + times
+        add_counts(exercised, fold.rule, fold.exercised)
     return TraceJudged(tuple(findings), exercised)
+
+
+def _appender(lists: list[list[Finding]]) -> Callable[[int, Finding, Any], None]:
+    return lambda fold, finding, _: lists[fold].append(finding)
+
+
+def add_counts(exercised: dict[str, dict[str, int]], rule: str, counts: Mapping[str, int]) -> None:
+    """Adds how often a fold's conditions occurred to what was counted by rule."""
+    known = exercised.setdefault(rule, {})
+    for code, times in counts.items():
+        known[code] = known.get(code, 0) + times
 
 
 class Case(msgspec.Struct, frozen=True):

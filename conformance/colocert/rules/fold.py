@@ -56,6 +56,10 @@ class BaseFold:
     def end(self) -> None:
         """Sees the end of the trace. Most rules have nothing to add."""
 
+    def unsaid(self) -> bool:
+        """Whether `end` may have something to say, of an event that was seen."""
+        return type(self).end is not BaseFold.end
+
     def met(self, code: str) -> None:
         """The condition under which `code` could be found has occurred."""
         self.exercised[code] = self.exercised.get(code, 0) + 1
