@@ -88,10 +88,10 @@ def test_calls_that_never_recur_are_given_up(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_rank_without_calls_holds_no_more_than_a_stretch() -> None:
     """A recording of the saver alone has no call that ends: its events are not kept until the end."""
-    state = replay.Replay([kind for kind in map(judging.FOLDS.__getitem__, ("LC-05", "LC-20"))])  # type: ignore[list-item]
+    state = replay.Replay([judging.FOLDS["LC-05"], judging.FOLDS["LC-20"]])
     cursor = replay.Cursor(state, lambda *_: None)
     for number in range(1, 1000):
-        cursor.feed(SaverCall("resume", "default", number, seq=number), None)
+        cursor.feed([SaverCall("resume", "default", number, seq=number)], number, number)
         assert len(cursor.events) < 64
     assert cursor.ends() is not None
     assert cursor.exercised()[0] == {"double-resume": 999}

@@ -16,14 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from colocert.rules.fold import Finding, Fold, Panel
-from colocert.rules.view import Call, View
-from colocert.trace.events import POISON, AnyEvent, CallBegin, CallEnd, CallRaise, Event
-from colocert.trace.ledger import Ledger
+from colocert.rules.replay_state import Token, frozen, renamed, twin
+from colocert.rules.view import View
+from colocert.trace.events import POISON, AnyEvent, CallBegin, CallEnd, CallRaise, Event, SaverPause, SaverResume
 
 STATES = 1024
 """States that are kept at most: past them what is new is judged event by event."""
@@ -36,15 +37,13 @@ _BETWEEN, _WITHIN = 64, 512
 
 _APART = frozenset({"rank", "seq", "at", "call", "saver_call", "content", "contents", "version", "detail"})
 _ENDS = frozenset({CallEnd, CallRaise})
+_MOVES = frozenset({SaverPause, SaverResume})
+"""Events whose saver calls the view keeps, to compare them within a call."""
 
-Take = Callable[[int, Finding, Any], None]
-"""Takes a finding: the number of its fold, the finding, and the mark that its event was fed with."""
+Take = Callable[[int, Finding, int, int], None]
+"""Takes a finding: the number of its fold, the finding, and its event's number in the run and line."""
 
-
-class _Token(str):
-    """The name of a content within the kept states."""
-
-    __slots__ = ()
+_UNKNOWN: Any = MappingProxyType({})
 
 
 class _Step:
@@ -71,7 +70,7 @@ class _State:
 
     __slots__ = ("contents", "known", "panel")
 
-    def __init__(self, panel: Panel, contents: tuple[_Token, ...]) -> None:
+    def __init__(self, panel: Panel, contents: tuple[Token, ...]) -> None:
         self.panel, self.contents = panel, contents
         self.known: dict[Any, Any] = {}
 
@@ -83,7 +82,7 @@ class _Counts(dict[str, int]):
         super().__init__()
         self.floors: set[str] = set()
 
-    def setdefault(self, code: str, times: int = 1) -> int:  # type: ignore[override]
+    def setdefault(self, code: str, times: int = 1) -> int:
         if code not in self:
             self.floors.add(code)
             self[code] = times
@@ -98,7 +97,7 @@ class _Sink(list[Finding]):
         self._cursor, self._fold = cursor, fold
 
     def append(self, finding: Finding) -> None:
-        self._cursor.take(self._fold, finding, self._cursor.mark)
+        self._cursor.take(self._fold, finding, *self._cursor.place)
 
 
 class Replay:
@@ -110,8 +109,8 @@ class Replay:
         self.tries = self._learned = self._tokens = 0
         self._ids: dict[Any, _State] = {}
         root = self.fresh()
-        self.root = self._ids[_frozen_panel(root, {})] = _State(root, ())
-        self.signs: dict[type[Event], tuple[bool, Any]] = {}
+        self.root = self._ids[frozen(root, {})] = _State(root, ())
+        self.signs: dict[type[Event], tuple[bool | None, Any]] = {}
 
     def fresh(self) -> Panel:
         """Folds that have seen nothing."""
@@ -129,10 +128,19 @@ class Replay:
             self.open = False
         return self.open
 
+    def known(self, cursor: Cursor) -> _Step | None:
+        """The step of the cursor's events, if another rank has made it known since they were first looked up."""
+        node = cursor.state.known
+        for event in cursor.events:
+            if self.sign_of(event.__class__)[1] is not None:
+                node = node.get(cursor.sign(event), _UNKNOWN)
+        return node.get(None)
+
     def learn(self, cursor: Cursor) -> _Step | None:
         """Feeds the cursor's events to a copy of its state's folds. None if what they hold is of single events."""
-        state, events = cursor.state, [event for event, _ in cursor.events]
-        panel = _twin(state.panel)
+        state = cursor.state
+        events = [event for event in cursor.events if self.sign_of(event.__class__)[1] is not None]
+        panel = twin(state.panel)
         counts = [_Counts() for _ in self.kinds]
         found: list[tuple[int, int, Finding]] = []
         for fold, mine in zip(panel.folds, counts, strict=True):
@@ -146,8 +154,8 @@ class Replay:
                     fold.findings.clear()
         if any(fold.unsaid() for fold in panel.folds):
             return None
-        kept: dict[_Token, int] = {}
-        key = _frozen_panel(panel, kept)
+        kept: dict[Token, int] = {}
+        key = frozen(panel, kept)
         reached = self._ids.get(key)
         if reached is None:
             if len(self._ids) >= STATES:
@@ -163,31 +171,36 @@ class Replay:
         step.met = tuple((n, code, times) for n, mine in enumerate(counts) for code, times in _met(mine).items())
         step.floors = tuple((n, code) for n, mine in enumerate(counts) for code in sorted(mine.floors))
         node = state.known
-        for sign in cursor.signs:
-            node = node.setdefault(sign, {})
+        for event in events:
+            node = node.setdefault(cursor.sign(event), {})
         node[None] = step
         return step
 
-    def _token(self) -> _Token:
+    def _token(self) -> Token:
         self._tokens += 1
-        return _Token(f"#{self._tokens}")
+        return Token(f"#{self._tokens}")
 
     # ---- signs
 
-    def sign_of(self, kind: type[Event]) -> tuple[bool, Any]:
-        """How an event of this type is signed: not at all, or by a function of it; True if its contents tell too."""
+    def sign_of(self, kind: type[Event]) -> tuple[bool | None, Any]:
+        """How an event of this type is signed: not at all, or by a function of it.
+
+        With it: None if the function says all; False if contents add to it, True if a saver call's number does too.
+        """
         known = self.signs.get(kind)
         if known is None:
-            known = self.signs[kind] = (True, None) if not self.looks_at(kind) else self._sign_of(kind)
+            known = self.signs[kind] = self._sign_of(kind) if self.looks_at(kind) else (None, None)
         return known
 
     @staticmethod
-    def _sign_of(kind: type[Event]) -> tuple[bool, Any]:
-        plain, nested = [], []
+    def _sign_of(kind: type[Event]) -> tuple[bool | None, Any]:
+        plain: list[str] = []
+        nested: list[str] = []
         for field in msgspec.structs.fields(kind):
             if field.name not in _APART:
                 (plain if field.type in _ATOMS else nested).append(field.name)
-        told = not {"content", "contents", "saver_call"}.isdisjoint(kind.__struct_fields__)
+        contents = not {"content", "contents"}.isdisjoint(kind.__struct_fields__)
+        told = (kind in _MOVES) if contents else None
         of = attrgetter("__class__", *plain)
         if nested:
             return told, lambda event: (of(event), *(_encoded(getattr(event, name)) for name in nested))
@@ -195,28 +208,27 @@ class Replay:
 
 
 class Cursor:
-    """Where one rank stands. `feed` every event with a mark of its place, `end` once; findings go to `take`.
+    """Where one rank stands. `feed` its events in stretches, `ends` once; findings go to `take`.
 
-    `events`, `signs` and `contents` are those of the call under way: contents by name to number, those of the state
-    first. `panel` is None while the rank's calls are looked up.
+    With a stretch come the number that its first event has in the whole run and its line; `take` gets a finding with
+    those of its event. `events` and `contents` are those of the call under way: contents by name to number, those of
+    the state first. `panel` is None while the rank's calls are looked up.
     """
 
     __slots__ = (
-        "_counted",
         "_early",
         "_first",
         "_floored",
         "_node",
+        "_places",
         "_replay",
         "_settled",
         "_uses",
         "_within",
         "contents",
         "events",
-        "feed",
-        "mark",
         "panel",
-        "signs",
+        "place",
         "state",
         "take",
     )
@@ -224,68 +236,106 @@ class Cursor:
     def __init__(self, replay: Replay, take: Take) -> None:
         self._replay, self.take = replay, take
         self.state = replay.root
-        self._node: dict[Any, Any] | None = self.state.known
-        self.events: list[tuple[AnyEvent, Any]] = []
-        self.signs: list[Any] = []
+        self._node: dict[Any, Any] = self.state.known
+        self.events: list[AnyEvent] = []
+        self._places: list[tuple[int, int, int]] = []
         self.contents: dict[str, int] = {}
         self._uses: dict[_Step, int] = {}
         self._settled: set[tuple[int, str]] = set()
         self._floored: set[tuple[int, str]] = set()
         self._first, self._within = -1, False
-        self.mark: Any = None
+        self.place = (0, 0)
         self.panel: Panel | None = None
-        self._early: list[tuple[AnyEvent, Any]] = []
-        self.feed: Callable[[AnyEvent, Any], None] = self._waits if replay.patience else self._looks_up
+        self._early: list[tuple[list[AnyEvent], int, int]] | None = [] if replay.patience else None
 
-    def _waits(self, event: AnyEvent, mark: Any) -> None:
-        self._early.append((event, mark))
-        if len(self._early) > self._replay.patience:
-            early, self._early = self._early, []
-            self.feed = self._looks_up
-            for one, its_mark in early:
-                self.feed(one, its_mark)
+    def feed(self, events: list[AnyEvent], fed: int, line: int) -> None:
+        """Moves past a stretch of the rank's events."""
+        if self._early is not None:
+            self._early.append((events.copy(), fed, line))
+            if sum(len(stretch) for stretch, _, _ in self._early) > self._replay.patience:
+                early, self._early = self._early, None
+                for stretch in early:
+                    self.feed(*stretch)
+        elif self.panel is not None:
+            self._alone(events, fed, line)
+        else:
+            self._look_up(events, fed, line)
 
-    def _alone(self, event: AnyEvent, mark: Any) -> None:
+    def _alone(self, events: list[AnyEvent], fed: int, line: int) -> None:
         assert self.panel is not None
-        self.mark = mark
-        self.panel.feed(event)
+        feed = self.panel.feed
+        for place, event in enumerate(events):
+            self.place = (fed + place, line + place)
+            feed(event)
 
-    def _looks_up(self, event: AnyEvent, mark: Any) -> None:
-        kind = event.__class__
-        told, of = self._replay.signs.get(kind) or self._replay.sign_of(kind)
-        if of is None:
-            return
-        sign = of(event)
+    def _look_up(self, events: list[AnyEvent], fed: int, line: int) -> None:
+        signs, node, start = self._replay.signs, self._node, 0
+        for place, event in enumerate(events):
+            kind = event.__class__
+            told, of = signs.get(kind) or self._replay.sign_of(kind)
+            if of is None:
+                continue
+            if told is None:
+                sign = of(event)
+            elif told:
+                content, number = event.content, event.saver_call  # type: ignore[union-attr]
+                if self._first < 0:
+                    self._first = number
+                sign = (of(event), content and self._numbered(content), number - self._first)
+            else:
+                sign = self._told(event, of(event))
+            node = node.get(sign, _UNKNOWN)
+            if kind is CallBegin:
+                self._within = True
+            elif kind in _ENDS:
+                self._within = False
+                step = node.get(None)
+                if step is not None and not (self.events or step.found or step.floors):
+                    self._replay.tries += 1
+                    self._uses[step] = self._uses.get(step, 0) + 1
+                    self._moved(step)
+                else:
+                    self._add(events[start : place + 1], fed + start, line + start)
+                    if not self._called(step):
+                        self._alone(events[place + 1 :], fed + place + 1, line + place + 1)
+                        return
+                start, node = place + 1, self.state.known
+        self._node = node
+        if start < len(events):
+            self._add(events[start:], fed + start, line + start)
+            if len(self.events) >= _BETWEEN:
+                self._cut()
+
+    def _add(self, events: list[AnyEvent], fed: int, line: int) -> None:
+        """Keeps events of the call under way."""
+        self._places.append((len(self.events), fed, line))
+        self.events += events
+
+    def _cut(self) -> None:
+        """Ends a stretch that no call ends; gives up within a call that does not end."""
+        if not self._within:
+            if self._called(self._node.get(None)):
+                self._node = self.state.known
+        elif len(self.events) >= _WITHIN:
+            self._leave()
+
+    def _where(self, place: int) -> tuple[int, int]:
+        """The number in the run and the line of an event of the call under way."""
+        first, fed, line = next(known for known in reversed(self._places) if known[0] <= place)
+        return fed + place - first, line + place - first
+
+    def sign(self, event: Any) -> Any:
+        """The sign of an event of the call under way."""
+        told, of = self._replay.sign_of(event.__class__)
         if told:
-            sign = self._told(event, sign)
-        self.signs.append(sign)
-        self.events.append((event, mark))
-        if self._node is not None:
-            self._node = self._node.get(sign)
-        if kind is CallBegin:
-            self._within = True
-        elif kind in _ENDS:
-            self._within = False
-            self._called()
-        elif len(self.signs) >= _BETWEEN:
-            if not self._within:
-                self._called()
-            elif len(self.signs) >= _WITHIN:
-                self._leaves()
+            return of(event), event.content and self._numbered(event.content), event.saver_call - self._first
+        return of(event) if told is None else self._told(event, of(event))
 
     def _told(self, event: Any, sign: Any) -> Any:
-        """The sign with what contents and saver calls add to it."""
-        content: Any = getattr(event, "content", "")
-        if content:
-            content = self._numbered(content)
-        elif several := getattr(event, "contents", None):
-            content = tuple(map(self._numbered, several))
-        saver_call = getattr(event, "saver_call", None)
-        if saver_call is not None:
-            if self._first < 0:
-                self._first = saver_call
-            saver_call -= self._first
-        return sign, content, saver_call
+        """The sign with what contents add to it."""
+        content = getattr(event, "content", None)
+        told = (content,) if content is not None else event.contents
+        return sign, *map(self._numbered, told)
 
     def _numbered(self, content: str) -> int | str:
         if content == POISON or not content:
@@ -295,30 +345,35 @@ class Cursor:
             number = self.contents[content] = len(self.contents)
         return number
 
-    def _called(self) -> None:
-        """A call has ended."""
-        step: _Step | None = None if self._node is None else self._node.get(None)
+    def _called(self, step: _Step | None) -> bool:
+        """A call has ended, in this step if it is known. False if the rank is judged alone from here on."""
+        if step is None:
+            step = self._replay.known(self)
         if step is None:
             step = self._replay.learn(self) if self._replay.worth_it() else None
             if step is None:
-                self._leaves()
-                return
-        else:
-            self._replay.tries += 1
+                self._leave()
+                return False
         for fold, code in step.floors:
             self._mentioned(fold, code)
         self._uses[step] = self._uses.get(step, 0) + 1
-        for place, number, finding in step.found:
-            event, mark = self.events[place]
-            self.take(number, msgspec.structs.replace(finding, rank=event.rank, seq=event.seq), mark)
+        if step.found:
+            signed = [n for n, event in enumerate(self.events) if self._replay.sign_of(event.__class__)[1] is not None]
+            for place, number, finding in step.found:
+                event = self.events[signed[place]]
+                told = msgspec.structs.replace(finding, rank=event.rank, seq=event.seq)
+                self.take(number, told, *self._where(signed[place]))
+        self._moved(step)
+        self.events.clear()
+        self._places.clear()
+        return True
+
+    def _moved(self, step: _Step) -> None:
         if step.contents is not None:
             names = list(self.contents)
             self.contents = {names[old]: new for new, old in enumerate(step.contents)}
         self.state = step.state
-        self._node = step.state.known
         self._first = -1
-        self.events.clear()
-        self.signs.clear()
 
     def _mentioned(self, fold: int, code: str) -> None:
         """A code is found before it is met in this call: that counts once, if no call before has named it."""
@@ -327,36 +382,36 @@ class Cursor:
             if not any((fold, code) == met[:2] for step in self._uses for met in step.met):
                 self._floored.add((fold, code))
 
-    def _leaves(self) -> None:
+    def _leave(self) -> None:
         """From here on the rank is judged by folds of its own."""
         counts = self.exercised()
-        panel = _twin(self.state.panel)
+        panel = twin(self.state.panel)
         names = dict(zip(self.state.contents, self.contents, strict=False))
         for holder in (panel.view, *panel.folds):
             for name, value in holder.__dict__.items():
                 if name != "view":
-                    setattr(holder, name, _renamed(value, names))
+                    setattr(holder, name, renamed(value, names))
         for number, fold in enumerate(panel.folds):
             fold.exercised, fold.findings = counts[number], _Sink(self, number)
         self.panel = panel
-        self.feed = self._alone
-        events, self.events, self.signs = self.events, [], []
-        for event, mark in events:
-            self._alone(event, mark)
+        for place, event in enumerate(self.events):
+            self._alone([event], *self._where(place))
+        self.events, self._places = [], []
 
     def alone(self) -> Panel:
         """Folds of its own, as they stand now."""
         if self.panel is None:
-            self._leaves()
-            for event, mark in self._early:
-                self._alone(event, mark)
-            self._early = []
+            self._leave()
+            early, self._early = self._early or [], None
+            for stretch in early:
+                self._alone(*stretch)
         assert self.panel is not None
         return self.panel
 
     def ends(self) -> Panel | None:
         """The folds that have something to say at the end: none of a rank whose last call has ended."""
-        return self.alone() if self.events or self._early or self.panel is not None else None
+        cut = any(self._replay.sign_of(event.__class__)[1] is not None for event in self.events)
+        return self.alone() if cut or self._early or self.panel is not None else None
 
     def exercised(self) -> list[dict[str, int]]:
         """By fold, how often each code's condition occurred."""
@@ -383,7 +438,7 @@ def _met(counts: _Counts) -> dict[str, int]:
     return {code: met for code, times in counts.items() if (met := times - (code in counts.floors))}
 
 
-def _told(event: Any, numbers: dict[str, int], names: Sequence[_Token]) -> Any:
+def _told(event: Any, numbers: dict[str, int], names: Sequence[Token]) -> Any:
     """The event with its content's name among the kept states."""
     content, several = getattr(event, "content", ""), getattr(event, "contents", None)
     if not several and content in ("", POISON):
@@ -394,71 +449,3 @@ def _told(event: Any, numbers: dict[str, int], names: Sequence[_Token]) -> Any:
     else:
         told.content = names[numbers[content]]
     return told
-
-
-# ---- copies and comparisons of whole states
-
-
-def _twin(panel: Panel) -> Panel:
-    """A copy that stands where the panel stands, within a call or not."""
-    view = _copied(panel.view, None)
-    return Panel(view, [_copied(fold, view) for fold in panel.folds])
-
-
-def _copied(holder: Any, view: Any) -> Any:
-    new = object.__new__(type(holder))
-    for name, value in holder.__dict__.items():
-        new.__dict__[name] = _copy(value)
-    if view is not None:
-        new.view, new.findings, new.exercised = view, [], {}
-    return new
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, (dict, set, list)):
-        return value.copy()
-    if isinstance(value, (Ledger, Call)):
-        new = object.__new__(type(value))
-        for name in value.__slots__:
-            setattr(new, name, _copy(getattr(value, name)))
-        return new
-    return value
-
-
-def _frozen_panel(panel: Panel, names: dict[_Token, int]) -> Any:
-    """The state as a hashable value, contents numbered in the order in which they come up."""
-    folds = (
-        tuple(_frozen(v, names) for k, v in fold.__dict__.items() if k not in ("view", "findings", "exercised"))
-        for fold in panel.folds
-    )
-    return (tuple(_frozen(v, names) for v in panel.view.__dict__.values()), *folds)
-
-
-def _frozen(value: Any, names: dict[_Token, int]) -> Any:
-    if value is None or isinstance(value, (int, float, bytes)):
-        return value
-    if isinstance(value, str):
-        return (names.setdefault(value, len(names)),) if isinstance(value, _Token) else value
-    if isinstance(value, dict):
-        return tuple((_frozen(k, names), _frozen(v, names)) for k, v in value.items())
-    if isinstance(value, (list, tuple)):
-        return tuple(_frozen(v, names) for v in value)
-    if isinstance(value, (set, frozenset)):
-        return frozenset(value)
-    if isinstance(value, Call):
-        first = min((number for _, number in (*value.paused, *value.resumed)), default=0)
-        moves = [tuple((name, number - first) for name, number in m) for m in (value.paused, value.resumed)]
-        rest = (_frozen(getattr(value, n), names) for n in Call.__slots__ if n not in ("paused", "resumed"))
-        return (*moves, *rest)
-    if isinstance(value, Ledger):
-        return tuple(_frozen(getattr(value, n), names) for n in Ledger.__slots__ if not n.startswith("peak"))
-    raise TypeError(f"a fold's state must be of plain values and containers (got {type(value).__name__})")
-
-
-def _renamed(value: Any, names: dict[_Token, str]) -> Any:
-    """A value with its contents under their own names."""
-    if isinstance(value, _Token):
-        return names[value]
-    if isinstance(value, dict):
-        return {k: _renamed(v, names) for k, v in value.items()}
-    return [_renamed(v, names) for v in value] if isinstance(value, list) else value
