@@ -6,29 +6,49 @@ Whole processes, alternating; medians of the rounds. What is not installed is le
 from __future__ import annotations
 
 import importlib.util
-import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from functools import partial
+
+from _rows import Bench, alternate
 
 ROUNDS = 5
+REFERENCE = "colocert_reference.colocert_impl"
+EMPTY = tempfile.mkdtemp(prefix="colocert-bench-")
 PYTHON = (sys.executable, "-X", "frozen_modules=on")
+CERTIFY = (*PYTHON, "-m", "colocert.cli", "certify")
+SMALL = ("--depth", "1", "--faults", "none")
 COMMANDS = {
     "python alone": (*PYTHON, "-c", "pass"),
     "import pytest": (*PYTHON, "-c", "import pytest"),
     "import colocert": (*PYTHON, "-c", "import colocert"),
     "colocert rules": (*PYTHON, "-m", "colocert.cli", "rules"),
-    "certify, lifecycle, depth 1": (
-        *(*PYTHON, "-m", "colocert.cli", "certify", "colocert_reference.colocert_impl"),
-        *("--profile", "lifecycle", "--depth", "1", "--faults", "none"),
-    ),
+    "pytest --impl, nothing collected": (*PYTHON, "-m", "pytest", "-q", "--impl=reference", "--collect-only", EMPTY),
+    "certify, lifecycle, depth 1": (*CERTIFY, REFERENCE, "--profile", "lifecycle", *SMALL),
+    "certify, hand-off": (*CERTIFY, REFERENCE, "--profile", "handoff", *SMALL),
+    "certify, sync-payload, with torch": (*CERTIFY, REFERENCE, "--profile", "sync-payload", *SMALL),
     "import torch": (*PYTHON, "-c", "import torch"),
     "import ray": (*PYTHON, "-c", "import ray"),
     "import transformers": (*PYTHON, "-c", "import transformers"),
     "import megatron.core": (*PYTHON, "-c", "import megatron.core"),
 }
-EXPECTED = {"certify, lifecycle, depth 1": 10}
-"""Exit codes other than 0: a narrowed run is incomplete."""
+EXPECTED = {
+    "pytest --impl, nothing collected": 5,
+    "certify, lifecycle, depth 1": 10,
+    "certify, hand-off": 10,
+    "certify, sync-payload, with torch": 10,
+}
+"""Exit codes other than 0: a narrowed run is incomplete, and where nothing is collected nothing ran."""
+
+TARGETS = {
+    "pytest --impl, nothing collected": 1.0,
+    "colocert rules": 1.0,
+    "certify, lifecycle, depth 1": 1.0,
+    "certify, sync-payload, with torch": 3.0,
+}
+NEEDS = {"certify, sync-payload, with torch": "torch"}
 
 
 def seconds(name: str) -> float:
@@ -40,18 +60,18 @@ def seconds(name: str) -> float:
 
 
 def main() -> None:
+    bench = Bench.started(__file__, __doc__)
     names = []
     for name in COMMANDS:
-        module = name.removeprefix("import ").partition(".")[0]
-        if name.startswith("import ") and importlib.util.find_spec(module) is None:
-            print(f"{name}: not installed")
-        else:
+        module = NEEDS.get(name) or name.removeprefix("import ").partition(".")[0]
+        if (name in NEEDS or name.startswith("import ")) and importlib.util.find_spec(module) is None:
+            print(f"without {name}: {module} is not installed")
+        elif not (bench.quick and name.startswith("import ")):
             names.append(name)
-    rounds = [{name: seconds(name) for name in names} for _ in range(ROUNDS)]
-    print(f"{'command':<30}{'s':>8}{'spread':>16}")
+    found = alternate({name: partial(seconds, name) for name in names}, bench.rounds(ROUNDS))
     for name in names:
-        times = [r[name] for r in rounds]
-        print(f"{name:<30}{statistics.median(times):>8.2f}{f'{min(times):.2f} … {max(times):.2f}':>16}")
+        bench.alone(name, "s", found[name], at_most=TARGETS.get(name))
+    bench.finish()
 
 
 if __name__ == "__main__":
