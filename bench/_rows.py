@@ -2,9 +2,9 @@
 
 Knows numbers and how they are told. Does not know what is measured.
 
-A script measures, says its rows (`beside` for a ratio, `alone` for a figure with a target of its own, `note` for what
-has none) and calls `finish`, which writes them to the file that `--json` names. `--quick` asks for few rounds and small
-sizes: it shows that a script works, not what it measures.
+A script measures, says its rows (`beside` for a ratio, `alone` for a figure by itself) and calls `finish`, which writes
+them to the file that `--json` names. `--quick` asks for few rounds and small sizes: it shows that a script works, not
+what it measures.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class Bench:
     arguments: argparse.Namespace = field(default_factory=argparse.Namespace)
 
     @classmethod
-    def started(cls, script: str, doc: str | None, *, options: Callable[[argparse.ArgumentParser], None] | None = None) -> Bench:
+    def started(
+        cls, script: str, doc: str | None, *, options: Callable[[argparse.ArgumentParser], None] | None = None
+    ) -> Bench:
         """The bench of a script, with what its command line says."""
         lines = (doc or "").strip().splitlines()
         parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -91,7 +93,13 @@ class Bench:
         return self._say(row)
 
     def alone(
-        self, what: str, unit: str, ours: Sequence[float], *, at_most: float | None = None, at_least: float | None = None
+        self,
+        what: str,
+        unit: str,
+        ours: Sequence[float],
+        *,
+        at_most: float | None = None,
+        at_least: float | None = None,
     ) -> Row:
         """A figure with a target of its own, or none."""
         value = statistics.median(ours)
@@ -129,7 +137,15 @@ def number(value: float) -> str:
     if value == 0:
         return "0"
     size = abs(value)
-    return f"{value:,.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 0.1 else f"{value:.3g}"
+    return (
+        f"{value:,.0f}"
+        if size >= 100
+        else f"{value:.1f}"
+        if size >= 10
+        else f"{value:.2f}"
+        if size >= 0.1
+        else f"{value:.3g}"
+    )
 
 
 HEAD = f"{'what':<46}{'unit':<12}{'ours':>9}{'spread':>18}  {'beside':<34}{'':>9}{'ratio':>8}  {'target':<8}met"

@@ -160,7 +160,9 @@ def measure(bench: Bench, mib: int, folder: Path, peers: dict[str, Peer]) -> Non
     ):
         bench.beside(f"{what}, {size}", "ms", mine, "a copy within memory", copy, kind=LIMIT, scale=1e3, at_most=1.11)
     bench.alone(f"offload again, {size}", "us", [value * 1e6 for value in times["repeated"]], at_most=1000)
-    bench.alone(f"offload, {size}: peak beside the file", "MiB", [highest(tensor, folder) / MIB], at_most=CHUNK / MIB + 4)
+    bench.alone(
+        f"offload, {size}: peak beside the file", "MiB", [highest(tensor, folder) / MIB], at_most=CHUNK / MIB + 4
+    )
 
 
 _TIMED = {"blocks reserved, then written": "fallocate+write", "a plain write": "write"}

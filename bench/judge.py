@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-
 from _rows import LIMIT, PEER, Bench
 
 from colocert.judge import judge_events

@@ -1,8 +1,8 @@
 """Judging recordings of a thousand ranks, one file a process, with one fault planted: speed, memory and linearity.
 
-Runs of 1e5, 1e6 and 1e7 events, some 1.2 GB (`--quick`: 1e5 alone). Each is read, merged and judged in a process of its own,
-so that its peak memory is its own: the whole process's, with interpreter and kit. The fault has to be found, and found
-alone.
+Runs of 1e5, 1e6 and 1e7 events, some 1.2 GB (`--quick`: 1e5 alone). Each is read, merged and judged in a process of its
+own, so that its peak memory is its own: the whole process's, with interpreter and kit. The fault has to be found, and
+found alone.
 """
 
 from __future__ import annotations
@@ -83,7 +83,16 @@ def main() -> None:
         bench.alone(f"{what}: peak of the process", "MiB", [peak], at_most=500)
     if len(each) > 1:
         last, before = max(each), sorted(each)[-2]
-        bench.beside("an event of the largest run", "us", [each[last]], "of the one before", [each[before]], kind=LIMIT, scale=1e6, at_most=1.25)
+        bench.beside(
+            "an event of the largest run",
+            "us",
+            [each[last]],
+            "of the one before",
+            [each[before]],
+            kind=LIMIT,
+            scale=1e6,
+            at_most=1.25,
+        )
     bench.finish()
 
 

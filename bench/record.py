@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import colocert
 from _rows import LIMIT, Bench, alternate
+
+import colocert
 from colocert.live.log import MappedLog
 from colocert.trace.events import SaverPause
 
@@ -129,12 +130,20 @@ def main() -> None:
     found = alternate({name: partial(once, way) for name, way in WAYS.items()}, bench.rounds(ROUNDS))
     event, mapped = found["an event, recorded"], found["a line, mapped"]
     bench.alone("an event of a real run, with its wrapper", "ns", event, at_most=2000)
-    bench.beside("an event of a real run, with its wrapper", "ns", event, "a call through a Mock", found["a call through a Mock"])
-    bench.beside("an event of a real run, with its wrapper", "ns", event, "os.write of its line", found["a line, os.write"])
-    bench.beside("an event of a real run, with its wrapper", "ns", event, "a store of its line into a map", mapped, kind=LIMIT)
+    bench.beside(
+        "an event of a real run, with its wrapper", "ns", event, "a call through a Mock", found["a call through a Mock"]
+    )
+    bench.beside(
+        "an event of a real run, with its wrapper", "ns", event, "os.write of its line", found["a line, os.write"]
+    )
+    bench.beside(
+        "an event of a real run, with its wrapper", "ns", event, "a store of its line into a map", mapped, kind=LIMIT
+    )
     bench.alone("an event without a wrapper", "ns", found["an event, without a wrapper"])
     off = found["a call, switched off"]
-    bench.beside("a call with recording switched off", "ns", off, "the call alone", found["a call, not recorded"], kind=LIMIT)
+    bench.beside(
+        "a call with recording switched off", "ns", off, "the call alone", found["a call, not recorded"], kind=LIMIT
+    )
     bench.finish()
 
 

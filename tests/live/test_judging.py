@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -147,6 +150,37 @@ def test_one_fault_among_a_thousand_ranks_is_found_where_it_is(tmp_path: Path) -
     assert paths[first.place.file].name == "rank00617.jsonl"
     assert '"call.end"' in line
     assert '"sleep"' in line
+
+
+PEAK = """
+import resource, sys
+from pathlib import Path
+from colocert.judge_stream import judge_files
+result = judge_files(sorted(Path(sys.argv[1]).glob("*.jsonl")))
+(first,) = result.found["LC-01", "default-kept"]
+print(result.events, first.finding.rank, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def _peak(folder: Path, ranks: int, iterations: int) -> tuple[int, int, int]:
+    """Events, the rank that is at fault, and KiB that a process took to judge the run."""
+    folder.mkdir()
+    write_run(folder, ranks, iterations, fault=(ranks - 3, iterations // 2))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    command = [sys.executable, "-c", PEAK, str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    events, rank, peak = map(int, done.stdout.split())
+    return events, rank, peak
+
+
+@pytest.mark.slow
+def test_memory_grows_with_ranks_and_not_with_events(tmp_path: Path) -> None:
+    """Ten times the events of as many ranks take a few MiB more at most: what a file's blocks hold, once it is long."""
+    short, long = (_peak(tmp_path / str(n), 100, n) for n in (20, 200))
+    assert (short[1], long[1]) == (97, 97)
+    assert long[0] > 9 * short[0]
+    assert long[2] - short[2] < 8 << 10
+    assert _peak(tmp_path / "many", 800, 20)[2] - short[2] < 64 << 10
 
 
 def test_findings_are_counted_and_only_the_first_are_kept(tmp_path: Path) -> None:
