@@ -5,7 +5,10 @@ Whole processes, alternating; medians of the rounds. What is not installed is le
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,6 +20,8 @@ from _rows import Bench, alternate
 ROUNDS = 5
 REFERENCE = "colocert_reference.colocert_impl"
 EMPTY = tempfile.mkdtemp(prefix="colocert-bench-")
+atexit.register(shutil.rmtree, EMPTY, ignore_errors=True)
+EVIDENCE = f"{EMPTY}/evidence"
 PYTHON = (sys.executable, "-X", "frozen_modules=on")
 CERTIFY = (*PYTHON, "-m", "colocert.cli", "certify")
 LIFECYCLE = ("--profile=lifecycle", "--depth=1", "--faults=none")
@@ -26,8 +31,17 @@ COMMANDS = {
     "import pytest": (*PYTHON, "-c", "import pytest"),
     "import colocert": (*PYTHON, "-c", "import colocert"),
     "colocert rules": (*PYTHON, "-m", "colocert.cli", "rules"),
-    "pytest --impl, nothing collected": (*PYTHON, "-m", "pytest", "-q", "--impl", REFERENCE, *LIFECYCLE, EMPTY),
-    "certify, lifecycle, depth 1": (*CERTIFY, REFERENCE, "--profile", "lifecycle", *SMALL),
+    "pytest --impl, recorded, nothing collected": (
+        *PYTHON,
+        "-m",
+        "pytest",
+        "-q",
+        "--impl",
+        REFERENCE,
+        *LIFECYCLE,
+        EMPTY,
+    ),
+    "certify, lifecycle, depth 1": (*CERTIFY, REFERENCE, "--profile", "lifecycle", *SMALL, "--evidence", EVIDENCE),
     "certify, hand-off": (*CERTIFY, REFERENCE, "--profile", "handoff", *SMALL),
     "certify, sync-payload, with torch": (*CERTIFY, REFERENCE, "--profile", "sync-payload", *SMALL),
     "import torch": (*PYTHON, "-c", "import torch"),
@@ -36,7 +50,7 @@ COMMANDS = {
     "import megatron.core": (*PYTHON, "-c", "import megatron.core"),
 }
 EXPECTED = {
-    "pytest --impl, nothing collected": 10,
+    "pytest --impl, recorded, nothing collected": 10,
     "certify, lifecycle, depth 1": 10,
     "certify, hand-off": 10,
     "certify, sync-payload, with torch": 10,
@@ -44,20 +58,27 @@ EXPECTED = {
 """Exit codes other than 0: a narrowed run is incomplete."""
 
 TARGETS = {
-    "pytest --impl, nothing collected": 1.0,
     "colocert rules": 1.0,
     "certify, lifecycle, depth 1": 1.0,
     "certify, sync-payload, with torch": 3.0,
 }
+CHECKS = "certify, recorded traces of a lifecycle"
+"""What presents the recorded traces, check by check, and records nothing but its controls."""
+
 NEEDS = {"certify, sync-payload, with torch": "torch"}
 
 
-def seconds(name: str) -> float:
+def ended(name: str, command: tuple[str, ...], code: int) -> tuple[float, str]:
+    """The seconds that a command took, and what it said."""
     start = time.perf_counter()
-    done = subprocess.run(COMMANDS[name], capture_output=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     took = time.perf_counter() - start
-    assert done.returncode == EXPECTED.get(name, 0), (name, done.stdout[-500:], done.stderr[-500:])
-    return took
+    assert done.returncode == code, (name, done.stdout[-500:], done.stderr[-500:])
+    return took, done.stdout
+
+
+def seconds(name: str) -> float:
+    return ended(name, COMMANDS[name], EXPECTED.get(name, 0))[0]
 
 
 def main() -> None:
@@ -72,6 +93,11 @@ def main() -> None:
     found = alternate({name: partial(seconds, name) for name in names}, bench.rounds(ROUNDS))
     for name in names:
         bench.alone(name, "s", found[name], at_most=TARGETS.get(name))
+    each = []
+    for _ in range(bench.rounds(ROUNDS)):
+        took, said = ended(CHECKS, (*CERTIFY, f"trace:{EVIDENCE}", "--profile", "lifecycle"), 10)
+        each.append(took * 1e3 / int(re.search(r"(\d+) passed", said)[1]))  # type: ignore[index]
+    bench.alone("a check of a recorded trace, with the start", "ms", each, at_most=5)
     bench.finish()
 
 
