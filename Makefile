@@ -57,7 +57,7 @@ help:
 	echo 'make demo      set up, then a trainer and an engine that share one device and learn; written to $(DEMO)'
 	echo 'make test      set up, then the tests of this project'
 	echo 'make gpu-tests     set up, then the rows of gpu_tests on the stand-in driver; gpu-mutants: each red with its faults'
-	echo 'make bench     set up, then every bench, each beside its peers; written to build/bench.md'
+	echo 'make bench     set up, then every bench, each beside its peers; build/bench.md and a plot each in build/bench/'
 	echo 'make lint | typing | docs'
 	echo 'make clean     remove build/ and caches; distclean also removes $(VENV)'
 
@@ -182,18 +182,20 @@ docs: $(STAMP)
 certified-page: $(STAMP)
 	@$(BIN)/python -m colocert.report.certified
 
-# Every script of bench/ in turn; what they print goes to build/bench.md too.
+# Every script of bench/ in turn, beside SkyRL's functions where they can be fetched. BENCH_ARGS=--quick tries them out;
+# DOCS=--docs puts the figures of this run into docs/performance.md.
 bench: $(STAMP)
-	@mkdir -p build
-	printf '# Benches\n\n%s, %s, %s\n' "$$(date -u +%F)" "$$($(BIN)/python -VV | head -n 1)" "$$(nproc) cores" >build/bench.md
-	for script in bench/*.py; do
+	@rm -rf build/bench && mkdir -p build/bench
+	if [ ! -e '$(SKYRL)/.unpacked' ]; then $(MAKE) --no-print-directory fetch-skyrl || true; fi
+	if [ -e '$(SKYRL)/.unpacked' ]; then export COLOCERT_SKYRL_PATH="$${COLOCERT_SKYRL_PATH:-$(SKYRL)}"; fi
+	failed=0
+	for script in bench/[a-z]*.py; do
 		name="$$(basename "$$script" .py)"
 		echo "== $$name"
-		printf '\n## %s\n\n```\n' "$$name" >>build/bench.md
-		$(BIN)/python "$$script" $(BENCH_ARGS) | tee -a build/bench.md
-		printf '```\n' >>build/bench.md
+		$(BIN)/python "$$script" --json "build/bench/$$name.json" $(BENCH_ARGS) || failed=1
 	done
-	echo 'wrote build/bench.md'
+	$(BIN)/python bench/_report.py build/bench $(DOCS)
+	exit $$failed
 
 clean:
 	@rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .tox

@@ -8,11 +8,12 @@ in one process on one thread, into memory that is mapped already; bytes are coun
 from __future__ import annotations
 
 import importlib.util
-import statistics
 import sys
 import time
 from collections.abc import Iterable
 from typing import Any
+
+from _rows import LIMIT, Bench
 
 from colocert.rig.payload_model import Shape, base_shapes, buffer_length, slots
 from colocert_reference.sync import Adapter, Layout, PayloadSync
@@ -94,43 +95,35 @@ def seconds(trainer: Offloaded, engine: Engine, sync: PayloadSync, *, whole: boo
     return time.perf_counter() - start
 
 
-def measure(name: str, shape: Shape) -> None:
+def measure(bench: Bench, name: str, shape: Shape) -> None:
     trainer, engine = Offloaded(shape), Engine()
     sync = PayloadSync(trainer, engine, Layout(groups=shape.groups, head=shape.head, copies=False))
     times: dict[bool, list[float]] = {False: [], True: []}
     moved: dict[bool, int] = {}
-    for _ in range(ROUNDS):
+    for _ in range(bench.rounds(ROUNDS)):
         for whole in (False, True):
             before = trainer.moved + engine.received
             times[whole].append(seconds(trainer, engine, sync, whole=whole))
             moved[whole] = trainer.moved + engine.received - before
-    once, every = moved[False], moved[True]
     adapter, base = nbytes(trainer.buffer), sum(map(nbytes, trainer.host.values()))
-    ours, peer = (statistics.median(times[whole]) for whole in (False, True))
-    low, high = min(times[False]), max(times[False])
-    print(
-        f"{name:<7}{base / 2**20:>9.0f}{adapter / 2**20:>9.2f}{once / adapter:>9.2f}{every / adapter:>9.0f}"
-        f"{ours * 1e3:>10.2f}{f'{low * 1e3:.2f} … {high * 1e3:.2f}':>18}{peer * 1e3:>10.1f}"
-        f"{peer / ours:>8.0f}{base / adapter:>8.0f}{peer / ours / (base / adapter):>9.2f}"
-    )
+    what = f"{name}: base {base / 2**20:.0f} MiB, adapter {adapter / 2**20:.2f} MiB"
+    bytes_ratio = base / adapter
+    peer = "with the whole base backloaded"
+    bench.beside(what, "ms", times[False], peer, times[True], scale=1e3, inverse=True, at_least=bytes_ratio / 2)
+    # Modules of one fused linear share an A, which PEFT names apart.
+    bench.beside(f"{name}: bytes moved", "MiB", [moved[False]], "the fused buffer", [adapter], kind=LIMIT, scale=2**-20)
 
 
 def main() -> None:
+    bench = Bench.started(__file__, __doc__)
     if importlib.util.find_spec("torch") is None:
         sys.exit("bench/adapter_sync.py needs torch: install the extra `reference`")
     import torch
 
     torch.set_num_threads(1)
-    print(
-        f"{'':<7}{'base':>9}{'adapter':>9}{'ours':>9}{'peer':>9}{'ours':>10}{'':>18}{'peer':>10}{'time':>8}{'bytes':>8}"
-    )
-    print(
-        f"{'size':<7}{'MiB':>9}{'MiB':>9}{'moved':>9}{'moved':>9}{'ms':>10}{'spread':>18}{'ms':>10}"
-        f"{'ratio':>8}{'ratio':>8}{'reached':>9}"
-    )
     for name, shape in SIZES.items():
-        measure(name, shape)
-    print("moved: in sizes of the fused buffer; modules of one fused linear share an A, which PEFT names apart")
+        measure(bench, name, shape)
+    bench.finish()
 
 
 if __name__ == "__main__":

@@ -6,14 +6,16 @@ A mock is what frameworks' own tests record calls with. All loops alternate in o
 from __future__ import annotations
 
 import os
-import statistics
 import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
+
+from _rows import LIMIT, Bench, alternate
 
 from colocert.rig.contract import Config
 from colocert.rig.rank import RankRig
@@ -80,13 +82,17 @@ def kept_bytes(way: Callable[[int], list[Any]]) -> float:
 
 
 def main() -> None:
-    rounds = [{name: nanoseconds(way) for name, way in WAYS.items()} for _ in range(ROUNDS)]
-    medians = {name: statistics.median(r[name] for r in rounds) for name in WAYS}
-    print(f"{'way':<24}{'ns':>8}{'spread':>16}{'of Mock':>9}{'bytes':>8}")
-    for name, way in WAYS.items():
-        low, high = (f(r[name] for r in rounds) for f in (min, max))
-        ratio = medians[name] / medians["unittest.mock.Mock"]
-        print(f"{name:<24}{medians[name]:>8.0f}{f'{low:.0f} … {high:.0f}':>16}{ratio:>9.3f}{kept_bytes(way):>8.0f}")
+    bench = Bench.started(__file__, __doc__)
+    found = alternate({name: partial(nanoseconds, way) for name, way in WAYS.items()}, bench.rounds(ROUNDS))
+    mock, memory, file, write = (found[name] for name in WAYS)
+    bench.beside("an event in the doubles", "ns", memory, "a call through unittest.mock.Mock", mock)
+    bench.alone("an event in the doubles", "ns", memory, at_most=300)
+    size = {name: kept_bytes(way) for name, way in WAYS.items()}
+    bench.alone("an event in the doubles", "bytes", [size["ours, in memory"]], at_most=130)
+    bench.alone("a call through unittest.mock.Mock", "bytes", [size["unittest.mock.Mock"]])
+    bench.beside("an event into a trace file", "ns", file, "os.write alone", write, kind=LIMIT)
+    bench.alone("an event into a trace file", "ns", file, at_most=2000)
+    bench.finish()
 
 
 if __name__ == "__main__":

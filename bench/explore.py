@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import statistics
 import time
 from collections.abc import Callable, Iterator
+
+from _rows import LIMIT, Bench
 
 from colocert.record.explore import Explorer
 from colocert.record.scenarios import LORA, Scenario
@@ -124,19 +125,22 @@ def timed(work: Callable[[], int]) -> tuple[float, int]:
     return time.perf_counter() - start, covered
 
 
-def measure(depth: int, faults: bool) -> None:
-    """Prints one row: medians of alternating rounds, and the ratio."""
-    pairs = [(timed(lambda: bare(depth, faults)), timed(lambda: ours(depth, faults))) for _ in range(ROUNDS)]
-    a, b = (statistics.median(p[i][0] for p in pairs) for i in (0, 1))
+def measure(bench: Bench, depth: int, faults: bool, at_most: float | None) -> None:
+    """One row: medians of alternating rounds, and the ratio."""
+    rounds = range(bench.rounds(ROUNDS))
+    pairs = [(timed(lambda: bare(depth, faults)), timed(lambda: ours(depth, faults))) for _ in rounds]
     assert pairs[0][0][1] == pairs[0][1][1], "both must cover the same sequences"
-    label = "single" if faults else "none"
-    print(f"{depth:>5} {label:>7} {a:>9.4f} {b:>9.4f} {b / a:>7.2f} {pairs[0][1][1]:>10}")
+    what = f"depth {depth}, {'every single fault' if faults else 'no faults'}, {pairs[0][1][1]:,} sequences"
+    theirs, mine = ([pair[i][0] for pair in pairs] for i in (0, 1))
+    bench.beside(what, "ms", mine, "the bare model", theirs, kind=LIMIT, scale=1e3, at_most=at_most)
 
 
 def main() -> None:
-    print(f"{'depth':>5} {'faults':>7} {'bare s':>9} {'ours s':>9} {'ratio':>7} {'sequences':>10}")
-    for depth, faults in ((4, False), (6, False), (4, True), (6, True)):
-        measure(depth, faults)
+    bench = Bench.started(__file__, __doc__)
+    for depth, faults, at_most in ((4, False, None), (6, False, None), (4, True, None), (6, True, 5)):
+        if depth == 4 or not bench.quick:
+            measure(bench, depth, faults, at_most)
+    bench.finish()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """Offload and backload beside what the disk and the memory do with the same bytes, alternating in one process.
 
-    python bench/frozen_offload.py [DIRECTORY] [MIB ...]
-
 Ours is the reference's offload over one torch storage whose device memory is paused and resumed, as under
 torch_memory_saver: `drop` leaves it to the saver, and a backload copies into memory that is there already. Beside it:
 the file's blocks reserved and then written from the tensor, a plain write to a new file, SkyRL's functions, and a copy
@@ -13,21 +11,22 @@ was read before.
 
 from __future__ import annotations
 
-import importlib
+import argparse
 import os
-import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import accumulate, count
+from itertools import count
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
+from _rows import LIMIT, PEER, Bench
 
+from colocert.adapters.found import Framework
+from colocert.adapters.skyrl import MEGATRON, STAND_INS
 from colocert.rig.frozen_module import MIB, FakeDevice
 from colocert.rig.frozen_probe import HighWater, make_memory_exact
 from colocert.rig.stubs import install
@@ -37,7 +36,6 @@ from colocert_reference.real.frozen_tensors import StorageStore
 ROUNDS = 7
 CHUNK = 4 * MIB
 
-SKYRL = "skyrl.backends.skyrl_train.distributed.megatron.megatron_utils"
 Peer = Callable[[torch.Tensor, Path], Any]
 
 
@@ -83,20 +81,22 @@ PEERS = {"skyrl 0.4.0": "COLOCERT_SKYRL_PATH", "PR 2062": "COLOCERT_SKYRL_PR2062
 def skyrl(name: str) -> Peer | None:
     """SkyRL's offload of one frozen tensor to a mapped file, from the tree that its variable names.
 
-    Its packages' own `__init__` are left out: they ask for all of SkyRL. A file is written under a new name each time,
-    since the pull request takes one of the same name and size for its own.
+    A file is written under a new name each time, since the pull request takes one of the same name and size for its
+    own.
     """
-    tree = os.environ.get(PEERS[name])
-    if not tree:
+    found = Framework("skyrl", distribution="skyrl", variable=PEERS[name])
+    if not os.environ.get(PEERS[name]) or found.root() is None:
         print(f"without {name}: {PEERS[name]} names no tree")
         return None
     for known in [module for module in sys.modules if module.partition(".")[0] == "skyrl"]:
         del sys.modules[known]
-    for package in accumulate(SKYRL.split(".")[:-1], "{0}.{1}".format):
-        sys.modules[package] = ModuleType(package)
-        sys.modules[package].__path__ = [str(Path(tree, *package.split(".")))]
-    install(["loguru"])
-    utils = importlib.import_module(SKYRL)
+    tree, before = str(found.root()), sys.path.copy()
+    install([*STAND_INS, "megatron" if "megatron" in sys.modules else "!megatron"])
+    try:
+        sys.path.insert(0, tree)
+        utils = found.load(MEGATRON)
+    finally:
+        sys.path[:] = before
     names = map("weight{}".format, count())
 
     def offload(tensor: torch.Tensor, folder: Path) -> torch.nn.Parameter:
@@ -116,13 +116,13 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - start, made
 
 
-def measure(mib: int, folder: Path, peers: dict[str, Peer]) -> None:
-    """Prints the rows of one size."""
+def measure(bench: Bench, mib: int, folder: Path, peers: dict[str, Peer]) -> None:
+    """The rows of one size."""
     tensor = torch.empty(mib * MIB, dtype=torch.uint8).random_()
     plain = torch.empty(mib * MIB, dtype=torch.uint8).copy_(tensor)
     target = torch.empty_like(plain).fill_(0)
     times: dict[str, list[float]] = {}
-    for turn in range(ROUNDS + 1):
+    for turn in range(bench.rounds(ROUNDS) + 1):
         ours = Ours(tensor, folder)
         works: dict[str, Callable[[], Any]] = {
             "fallocate+write": lambda: write(plain, folder, reserve=True),
@@ -144,20 +144,28 @@ def measure(mib: int, folder: Path, peers: dict[str, Peer]) -> None:
             if turn:
                 times.setdefault(name, []).append(seconds)
         del ours, works
-    median = {name: statistics.median(values) for name, values in times.items()}
-    peak = highest(tensor, folder)
-    row(mib, "offload", median["offload"], "fallocate+write", median["fallocate+write"])
-    row(mib, "offload", median["offload"], "write", median["write"])
-    for name in peers:
-        row(mib, "offload", median["offload"], name, median[name])
-    row(mib, "backload", median["backload"], "memcpy", median["memcpy"])
-    row(mib, "second", median["backload again"], "memcpy", median["memcpy again"])
-    print(f"{mib:>6} repeated offload {median['repeated'] * 1e6:.0f} us; peak of an offload {peak / MIB:.1f} MiB")
+    size, ours = f"{mib} MiB", times["offload"]
+    for beside, kind, at_most in (
+        ("blocks reserved, then written", LIMIT, 1.15),
+        ("a plain write", LIMIT, None),
+        ("skyrl 0.4.0", PEER, 0.85),
+        ("PR 2062", PEER, 0.25),
+    ):
+        theirs = times.get(_TIMED.get(beside, beside))
+        if theirs is not None:
+            bench.beside(f"offload, {size}", "ms", ours, beside, theirs, kind=kind, scale=1e3, at_most=at_most)
+    for what, mine, copy in (
+        ("backload", times["backload"], times["memcpy"]),
+        ("backload of a mapping read before", times["backload again"], times["memcpy again"]),
+    ):
+        bench.beside(f"{what}, {size}", "ms", mine, "a copy within memory", copy, kind=LIMIT, scale=1e3, at_most=1.11)
+    bench.alone(f"offload again, {size}", "us", [value * 1e6 for value in times["repeated"]], at_most=1000)
+    bench.alone(
+        f"offload, {size}: peak beside the file", "MiB", [highest(tensor, folder) / MIB], at_most=CHUNK / MIB + 4
+    )
 
 
-def row(mib: int, what: str, ours: float, beside: str, theirs: float) -> None:
-    rate, ratio = mib * MIB / ours / 1e9, ours / theirs
-    print(f"{mib:>6} {what:>9} {ours * 1e3:>8.1f} {rate:>6.1f}  {beside:<16} {theirs * 1e3:>8.1f} {ratio:>6.2f}")
+_TIMED = {"blocks reserved, then written": "fallocate+write", "a plain write": "write"}
 
 
 def highest(tensor: torch.Tensor, folder: Path) -> int:
@@ -169,15 +177,20 @@ def highest(tensor: torch.Tensor, folder: Path) -> int:
     return water.highest - before
 
 
-def main(arguments: list[str]) -> None:
-    root: Any = arguments[0] if arguments else None
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--directory", help="where the files go, beside others of their own")
+    parser.add_argument("--mib", type=int, nargs="*", help="sizes (64 and 512)")
+
+
+def main() -> None:
+    bench = Bench.started(__file__, __doc__, options=options)
     make_memory_exact()
     peers = {name: peer for name in PEERS if (peer := skyrl(name)) is not None}
-    print(f"{'MiB':>6} {'ours':>9} {'ms':>8} {'GB/s':>6}  {'beside':<16} {'ms':>8} {'ratio':>6}")
-    with tempfile.TemporaryDirectory(dir=root) as folder:
-        for mib in map(int, arguments[1:] or (64, 512)):
-            measure(mib, Path(folder), peers)
+    with tempfile.TemporaryDirectory(dir=bench.arguments.directory) as folder:
+        for mib in bench.arguments.mib or ((64,) if bench.quick else (64, 512)):
+            measure(bench, mib, Path(folder), peers)
+    bench.finish()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -1,26 +1,28 @@
 """Judging a trace beside reading its lines: `json`, `msgspec` typed and untyped, ours read, ours judged.
 
-Traces of 1e5 and 1e6 events (`--large`: 1e7 too) of the reference driver's own iterations, in files. Each reader goes
+Traces of 1e5 and 1e6 events of the reference driver's own iterations, in files. Each reader goes
 through the same file in the same round, in a process of its own, so that its peak memory is its own. Figures are
 millions of events a second of CPU time, and MiB of memory above an idle process that has imported the kit.
 """
 
 from __future__ import annotations
 
-import argparse
+import importlib
+import importlib.util
 import json
 import multiprocessing
 import resource
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from _rows import LIMIT, PEER, Bench
 
-from colocert.judge import judge_events
+from colocert.judge_trace import judge_events
 from colocert.record.registry import BY_ID, run
 from colocert.rules.catalogue import catalogue
 from colocert.trace import AnyEvent, TraceWriter, read_trace
@@ -58,10 +60,15 @@ def count(items: Iterator[Any]) -> None:
         pass
 
 
+def orjson(path: Path) -> None:
+    count(map(importlib.import_module("orjson").loads, lines(path)))
+
+
 READERS: dict[str, Callable[[Path], None]] = {
     "json": lambda path: count(json.loads(line) for line in lines(path)),
     "msgspec, untyped": lambda path: count(map(msgspec.json.Decoder().decode, lines(path))),
     "msgspec, typed": lambda path: count(map(msgspec.json.Decoder(AnyEvent).decode, lines(path))),
+    **({"orjson": orjson} if importlib.util.find_spec("orjson") else {}),
     "ours, read": lambda path: count(read_trace(path)),
     "ours, lifecycle judged": lambda path: judged(path, "lifecycle"),
     "ours, hand-off judged": lambda path: judged(path, "handoff"),
@@ -92,22 +99,43 @@ def once(name: str, path: Path) -> tuple[float, int]:
     return found
 
 
+def nothing(event: Any) -> None:
+    """The least that a fold can do."""
+
+
+def calling(path: Path, calls: int) -> None:
+    """What Python asks for a fold to be called at all: so many calls an event, of nothing."""
+    folds = (nothing,) * calls
+    for event in read_trace(path):
+        for fold in folds:
+            fold(event)
+
+
+CALLS = 7
+"""Folds that look at an event of a lifecycle, on average."""
+READERS[f"read, and {CALLS} calls of nothing"] = partial(calling, calls=CALLS)
+
+TARGETS = {"ours, read": 1.2, "ours, lifecycle judged": 0.8, "ours, hand-off judged": 0.8}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--large", action="store_true", help="a trace of 1e7 events too: 1.5 GB, some minutes")
-    sizes = (100_000, 1_000_000, *([10_000_000] if parser.parse_args().large else []))
-    print(f"{'events':>9}  {'reader':<24}{'M events/s':>11}{'of typed':>10}{'MiB':>7}")
+    bench = Bench.started(__file__, __doc__)
     with tempfile.TemporaryDirectory(prefix="colocert-bench-") as folder:
-        for wanted in sizes:
+        for wanted in (100_000,) if bench.quick else (100_000, 1_000_000):
             path = Path(folder) / f"{wanted}.jsonl"
             events = write(path, wanted)
-            rounds = [{name: once(name, path) for name in READERS} for _ in range(ROUNDS)]
+            rounds = [{name: once(name, path) for name in READERS} for _ in range(bench.rounds(ROUNDS))]
             path.unlink()
-            seconds = {name: statistics.median(r[name][0] for r in rounds) for name in READERS}
-            for name in READERS:
-                memory = max(r[name][1] for r in rounds) / 1024
-                ratio = seconds["msgspec, typed"] / seconds[name]
-                print(f"{events:>9}  {name:<24}{events / seconds[name] / 1e6:>11.2f}{ratio:>10.2f}{memory:>7.0f}")
+            speed = {name: [events / r[name][0] / 1e6 for r in rounds] for name in READERS}
+            for name, at_least in TARGETS.items():
+                what = f"{name}, {wanted:.0e} events".replace("e+0", "e")
+                bench.alone(what, "M events/s", speed[name], at_least=at_least)
+                for other in READERS:
+                    if other not in TARGETS:
+                        kind = LIMIT if other.startswith("read") else PEER
+                        bench.beside(what, "M events/s", speed[name], other, speed[other], kind=kind)
+                bench.alone(f"{what}: memory", "MiB", [max(r[name][1] for r in rounds) / 1024], at_most=64)
+    bench.finish()
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
 """Judging recordings of a thousand ranks, one file a process, with one fault planted: speed, memory and linearity.
 
-Runs of 1e5 and 1e6 events (`--large`: 1e7 too, some 1.2 GB). Each is read, merged and judged in a process of its own,
-so that its peak memory is its own: the whole process's, with interpreter and kit. The fault has to be found, and found
-alone.
+Runs of 1e5, 1e6 and 1e7 events, some 1.2 GB (`--quick`: 1e5 alone). Each is read, merged and judged in a process of its
+own, so that its peak memory is its own: the whole process's, with interpreter and kit. The fault has to be found, and
+found alone.
 """
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import resource
 import shutil
@@ -15,6 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from _rows import LIMIT, Bench
 
 from colocert_fixtures.synthetic import EVENTS_PER_ITERATION, write_run
 
@@ -58,26 +59,41 @@ def once(work: Any, paths: list[Path]) -> tuple[float, int, float]:
     return seconds, events, peak
 
 
+RANKS = 1000
+SIZES = (100_000, 1_000_000, 10_000_000)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--large", action="store_true", help="1e7 events too")
-    parser.add_argument("--ranks", type=int, default=1000)
-    arguments = parser.parse_args()
-    sizes = (100_000, 1_000_000, *([10_000_000] if arguments.large else []))
-    print(f"{'events':>9}{'files':>7}  {'work':<18}{'CPU s':>8}{'M events/s':>12}{'ns/event':>10}{'peak MiB':>10}")
-    for wanted in sizes:
+    bench = Bench.started(__file__, __doc__)
+    each: dict[int, float] = {}
+    for wanted in SIZES[:1] if bench.quick else SIZES:
         folder = Path(tempfile.mkdtemp(prefix="colocert-bench-"))
         try:
-            iterations = max(1, wanted // (arguments.ranks * EVENTS_PER_ITERATION))
-            paths = write_run(folder, arguments.ranks, iterations, fault=(617 % arguments.ranks, iterations // 2))
-            for name, work in (("read and merged", read), ("and judged", judged)):
-                seconds, events, peak = once(work, paths)
-                print(
-                    f"{events:>9}{len(paths):>7}  {name:<18}{seconds:>8.1f}{events / seconds / 1e6:>12.2f}"
-                    f"{seconds / events * 1e9:>10.0f}{peak:>10.0f}"
-                )
+            iterations = max(1, wanted // (RANKS * EVENTS_PER_ITERATION))
+            paths = write_run(folder, RANKS, iterations, fault=(617, iterations // 2))
+            read_s, events, _ = once(read, paths)
+            seconds, events, peak = once(judged, paths)
         finally:
             shutil.rmtree(folder)
+        what = f"{wanted:.0e} events in {len(paths)} files".replace("e+0", "e")
+        each[wanted] = seconds / events
+        reading, speed = events / read_s / 1e6, events / seconds / 1e6
+        bench.beside(f"{what}, judged", "M events/s", [speed], "read and merged", [reading], kind=LIMIT)
+        bench.alone(f"{what}: CPU seconds", "s", [seconds])
+        bench.alone(f"{what}: peak of the process", "MiB", [peak], at_most=500)
+    if len(each) > 1:
+        last, before = max(each), sorted(each)[-2]
+        bench.beside(
+            "an event of the largest run",
+            "us",
+            [each[last]],
+            "of the one before",
+            [each[before]],
+            kind=LIMIT,
+            scale=1e6,
+            at_most=1.25,
+        )
+    bench.finish()
 
 
 if __name__ == "__main__":

@@ -7,14 +7,16 @@ rounds. A wrapped `pause` and `resume` write two events each: the call, and that
 from __future__ import annotations
 
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
+
+from _rows import LIMIT, Bench, alternate
 
 import colocert
 from colocert.live.log import MappedLog
@@ -124,11 +126,25 @@ def once(way: Callable[[Path], float]) -> float:
 
 
 def main() -> None:
-    rounds = [{name: once(way) for name, way in WAYS.items()} for _ in range(ROUNDS)]
-    print(f"{'what':<30}{'ns':>8}{'spread':>18}")
-    for name in WAYS:
-        each = [r[name] for r in rounds]
-        print(f"{name:<30}{statistics.median(each):>8.0f}{f'{min(each):.0f} … {max(each):.0f}':>18}")
+    bench = Bench.started(__file__, __doc__)
+    found = alternate({name: partial(once, way) for name, way in WAYS.items()}, bench.rounds(ROUNDS))
+    event, mapped = found["an event, recorded"], found["a line, mapped"]
+    bench.alone("an event of a real run, with its wrapper", "ns", event, at_most=2000)
+    bench.beside(
+        "an event of a real run, with its wrapper", "ns", event, "a call through a Mock", found["a call through a Mock"]
+    )
+    bench.beside(
+        "an event of a real run, with its wrapper", "ns", event, "os.write of its line", found["a line, os.write"]
+    )
+    bench.beside(
+        "an event of a real run, with its wrapper", "ns", event, "a store of its line into a map", mapped, kind=LIMIT
+    )
+    bench.alone("an event without a wrapper", "ns", found["an event, without a wrapper"])
+    off = found["a call, switched off"]
+    bench.beside(
+        "a call with recording switched off", "ns", off, "the call alone", found["a call, not recorded"], kind=LIMIT
+    )
+    bench.finish()
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def _timeline(arguments: argparse.Namespace) -> int:
 
 def _draw(path: Path, rank: int | None) -> str:
     """Two passes over the file, so that its length costs no memory: the bytes and the rules, then the findings."""
-    from colocert.judge import judge_events
+    from colocert.judge_trace import judge_events
     from colocert.report.bytes_over_time import Recorder, marks
     from colocert.report.timeline_svg import timeline
     from colocert.rules.catalogue import catalogue

@@ -15,13 +15,12 @@ from typing import Any
 import msgspec
 
 from colocert.expected import Expected, listed
+from colocert.judge_trace import TraceJudged, judge_events
 from colocert.record.manifest import COMPLETE, Options, Record, read_record
-from colocert.rules.catalogue import FOLDS, PROFILES, Rule, catalogue
+from colocert.rules.catalogue import PROFILES, Rule, catalogue
 from colocert.rules.conditions import claims_named
-from colocert.rules.fold import Finding, Fold, Panel, RunFold
-from colocert.rules.run import RunView
-from colocert.rules.view import View
-from colocert.trace import AnyEvent, TraceError, read_trace
+from colocert.rules.fold import Finding
+from colocert.trace import TraceError, read_trace
 
 PASS, FAIL, EXPECTED = "pass", "fail", "expected"
 NOT_CLAIMED, NOT_APPLICABLE, NOT_EXERCISED, NOT_RUN = "not-claimed", "not-applicable", "not-exercised", "not-run"
@@ -36,46 +35,6 @@ EXIT_CODES: Mapping[str, int] = {
     INCOMPLETE: 10,
     HARNESS_ERROR: 11,
 }
-
-
-class TraceJudged(msgspec.Struct, frozen=True):
-    """What the folds made of one trace: findings in order, and per rule and code how often its condition occurred."""
-
-    findings: tuple[Finding, ...]
-    exercised: dict[str, dict[str, int]]
-
-
-def judge_events(events: Iterable[AnyEvent], rules: Iterable[Rule]) -> TraceJudged:
-    """Runs the folds of these rules over one trace, in one pass."""
-    chosen = [FOLDS[rule.id] for rule in rules]
-    by_rank = [fold for fold in chosen if issubclass(fold, Fold)]
-    by_run = [fold for fold in chosen if issubclass(fold, RunFold)]
-    view = RunView()
-    whole = Panel(view, [fold(view) for fold in by_run])
-    panels: dict[int, Panel] = {}
-    for event in events:
-        if by_run:
-            whole.feed(event)
-        if by_rank and not event.owner:
-            panel = panels.get(event.rank)
-            if panel is None:
-                mine = View()
-                panel = panels[event.rank] = Panel(mine, [fold(mine) for fold in by_rank])
-            panel.feed(event)
-    return collect(fold for panel in (*(panels[rank] for rank in sorted(panels)), whole) for fold in panel.folds)
-
-
-def collect(folds: Iterable[Any]) -> TraceJudged:
-    """Ends the folds and gathers what they found and how often they were exercised."""
-    findings: list[Finding] = []
-    exercised: dict[str, dict[str, int]] = {}
-    for fold in folds:
-        fold.end()
-        findings += fold.findings
-        counts = exercised.setdefault(fold.rule, {})
-        for code, times in fold.exercised.items():
-            counts[code] = counts.get(code, 0) + times
-    return TraceJudged(tuple(findings), exercised)
 
 
 class Case(msgspec.Struct, frozen=True):

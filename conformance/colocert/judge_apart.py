@@ -84,6 +84,13 @@ class Apart:
         for folds in self._panels.values():
             yield from folds
 
+    def may_take(self, event: AnyEvent) -> bool:
+        """Whether `takes` has to be asked: False for nearly every event of a run that has nothing of this."""
+        kind = event.__class__
+        if self.open or kind in LOOKED_AT or event.owner not in SIDES:
+            return True
+        return kind in CALLS and event.actor in ACTORS  # type: ignore[union-attr]
+
     def takes(self, event: AnyEvent) -> bool:
         """Moves the folds past one event, and returns whether it is nobody else's.
 
@@ -170,4 +177,4 @@ def folds_of(rules: Iterable[Rule]) -> list[Rule]:
     return [rule for rule in rules if rule.profile in PROFILES and issubclass(FOLDS[rule.id], RunFold)]
 
 
-__all__ = ["ACTORS", "CALLS", "LOOKED_AT", "PROFILES", "SIDES", "Apart", "OutOfPlace", "folds_of"]
+__all__ = ["PROFILES", "Apart", "OutOfPlace", "folds_of"]

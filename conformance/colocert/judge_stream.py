@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,13 @@ from colocert.judge import (
     Stale,
     excuse,
 )
-from colocert.judge_apart import ACTORS, CALLS, LOOKED_AT, SIDES, Apart, OutOfPlace, folds_of
+from colocert.judge_apart import Apart, OutOfPlace, folds_of
+from colocert.judge_trace import add_counts
 from colocert.record.manifest import Options, Record
 from colocert.rules.catalogue import FOLDS, Rule, catalogue
 from colocert.rules.fold import BaseFold, Finding, Fold, Panel, RunFold
 from colocert.rules.recovery import TagsExist
+from colocert.rules.replay import Cursor, Replay
 from colocert.rules.run_index import IndexedRunView, IndexedTransport
 from colocert.rules.senses import WORDS, ever_judged, lacking
 from colocert.rules.view import View
@@ -58,15 +61,15 @@ from colocert.trace.events import (
     SaverFatal,
     Watch,
 )
-from colocert.trace.merge import Place, Source, merged, open_all
+from colocert.trace.merge import Place, Source, open_all, runs
 
 LIVE_PROFILES = ("lifecycle", "handoff")
 KEPT = 3
 """Findings kept of a rule and code."""
 
 _AGREE = ("lora", "peak_device", "offload_train", "offload_rollout")
-_APART = frozenset({Watch, BytesSeen, HandOff, Closed})
-_ISSUES = frozenset({CallIssue, Ack})
+_UNRANKED = frozenset({Watch, BytesSeen, HandOff, Closed, CallIssue, Ack})
+"""Events that do not make their rank one that is judged."""
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -100,52 +103,90 @@ class StreamJudge:
         self._by_rank = [fold for fold in folds if issubclass(fold, Fold)]
         self._view = IndexedRunView()
         by_run = [fold for fold in folds if issubclass(fold, RunFold)]
-        self._whole = Panel(self._view, [self._made(fold, self._view) for fold in by_run]) if by_run else None
-        self._panels: dict[tuple[int, int], Panel] = {}
+        self._whole = Panel(self._view, [self._made(fold, self._view) for fold in by_run])
+        self._replay = Replay(self._by_rank)
+        self._cursors: dict[tuple[int, int], Cursor] = {}
         self._tags: set[str] = set()
-        self._file = self._line = 0
-        self.found: dict[tuple[str, str], list[Found]] = {}
+        self._file = self._line = self._fed = self._place = 0
+        self._first: dict[tuple[str, str], list[tuple[int, Found]]] = {}
         self.counts: Counter[tuple[str, str]] = Counter()
         self.exercised: dict[str, dict[str, int]] = {}
         self.ranks: set[tuple[str, int]] = set()
         theirs = list(apart)
         self.apart = Apart(theirs, self._made, self._view) if theirs else None
 
+    @property
+    def found(self) -> dict[tuple[str, str], list[Found]]:
+        return {key: [found for _, found in kept] for key, kept in self._first.items()}
+
     def _made(self, kind: type[BaseFold], view: Any) -> BaseFold:
         fold = kind(view)
-        fold.findings = _Kept(self._keep)
+        fold.findings = _Kept(self._keep_here)
         return fold
 
-    def _keep(self, finding: Finding) -> None:
+    def _keep_here(self, finding: Finding) -> None:
+        self._keep(finding, self._fed + self._place, self._file, self._line + self._place)
+
+    def _keep(self, finding: Finding, fed: int, file: int, line: int) -> None:
+        """Counts a finding at the event that was fed as number `fed`, and keeps it if few were before."""
         key = (finding.rule, finding.code)
         self.counts[key] += 1
-        kept = self.found.setdefault(key, [])
-        if len(kept) < KEPT:
-            kept.append(Found(finding, Place(self._file, self._line)))
+        kept = self._first.setdefault(key, [])
+        if len(kept) < KEPT or fed < kept[-1][0]:
+            kept.append((fed, Found(finding, Place(file, line))))
+            kept.sort(key=itemgetter(0))
+            del kept[KEPT:]
 
     def feed(self, file: int, line: int, event: AnyEvent) -> None:
         """Moves everything past one event."""
-        self._file, self._line = file, line
-        apart = self.apart
-        if apart is not None:
-            kind = event.__class__
-            mine = apart.open or kind in LOOKED_AT or event.owner not in SIDES
-            if (mine or (kind in CALLS and event.actor in ACTORS)) and apart.takes(event):  # type: ignore[union-attr]
-                return
-        if self._whole is not None:
-            self._whole.feed(event)
-        if event.owner or event.__class__ in _ISSUES:
-            return
-        panel = self._panels.get((file, event.rank))
-        if panel is None:
-            panel = self._panel(file, event.rank)
-        panel.feed(event)
-        if event.__class__ is SaverAlloc:
-            self._tags.add(event.tag)
+        self.feed_all(file, line, [event])
 
-    def _panel(self, file: int, rank: int) -> Panel:
-        mine = View()
-        made = self._panels[file, rank] = Panel(mine, [self._made(fold, mine) for fold in self._by_rank])
+    @property
+    def line(self) -> int:
+        """The line of the event that was fed last."""
+        return self._line + self._place
+
+    def feed_all(self, file: int, line: int, events: list[AnyEvent]) -> None:
+        """Moves everything past a stretch of one file, whose first event is at this line."""
+        self._file, self._line = file, line
+        whole, table, apart = self._whole, self._whole.table, self.apart
+        rank, alone, taken = events[0].rank, bool(self._by_rank), set[int]()
+        for place, event in enumerate(events):
+            kind = event.__class__
+            self._place = place
+            if apart is not None and apart.may_take(event) and apart.takes(event):
+                taken.add(place)
+                continue
+            calls: Any = table.get(kind)
+            if calls.__class__ is dict:
+                calls = calls.get(event.actor)  # type: ignore[union-attr]
+            for call in whole.handlers(event) if calls is None else calls:
+                call(event)
+            if event.owner or event.rank != rank:
+                alone = False
+            if isinstance(event, SaverAlloc) and not event.owner:
+                self._tags.add(event.tag)
+        if alone and not taken:
+            self._ranks_own(file, rank, events, self._fed, line)
+        elif self._by_rank:
+            for place, event in enumerate(events):
+                if not event.owner and place not in taken:
+                    self._ranks_own(file, event.rank, [event], self._fed + place, line + place)
+        self._fed += len(events)
+
+    def _ranks_own(self, file: int, rank: int, events: list[AnyEvent], fed: int, line: int) -> None:
+        cursor = self._cursors.get((file, rank))
+        if cursor is None:
+            if all(event.__class__ in _UNRANKED for event in events):
+                return
+            cursor = self._cursor(file, rank)
+        cursor.feed(events, fed, line)
+
+    def _cursor(self, file: int, rank: int) -> Cursor:
+        def take(fold: int, finding: Finding, fed: int, line: int) -> None:
+            self._keep(finding, fed, file, line)
+
+        made = self._cursors[file, rank] = Cursor(self._replay, take)
         return made
 
     def started(self, header: Header) -> None:
@@ -156,11 +197,12 @@ class StreamJudge:
 
     def died_in(self, file: int, line: int, call: SaverCall) -> None:
         """A file ends in this saver call. An illegal transition in it is what ended the process."""
-        panel = self._panels.get((file, call.rank))
-        if panel is None or call.owner:
+        cursor = self._cursors.get((file, call.rank))
+        if cursor is None or call.owner:
             return
-        assert isinstance(panel.view, View)
-        ledger = panel.view.ledger
+        view = cursor.alone().view
+        assert isinstance(view, View)
+        ledger = view.ledger
         chosen = [a.name for a in ledger.allocations.values() if call.tag in (None, a.tag)]
         wrong = [name for name in chosen if (name in ledger.out) is (call.op == "pause")]
         if wrong:
@@ -172,16 +214,18 @@ class StreamJudge:
 
     def end(self) -> None:
         """Ends every fold."""
-        panels = [*self._panels.values(), *([] if self._whole is None else [self._whole])]
-        for folds in [*(panel.folds for panel in panels), *([] if self.apart is None else [list(self.apart.folds)])]:
-            for fold in folds:
+        for cursor in self._cursors.values():
+            panel = cursor.ends()
+            for fold in panel.folds if panel is not None else ():
                 if isinstance(fold, TagsExist):  # a tag that another rank of the run has used is no unknown one
                     for tag in self._tags & set(fold.unknown):
                         del fold.unknown[tag]
                 fold.end()
-                counts = self.exercised.setdefault(fold.rule, {})
-                for code, times in fold.exercised.items():
-                    counts[code] = counts.get(code, 0) + times
+            for kind, counts in zip(self._by_rank, cursor.exercised(), strict=True):
+                add_counts(self.exercised, kind.rule, counts)
+        for fold in [*self._whole.folds, *(() if self.apart is None else self.apart.folds)]:
+            fold.end()
+            add_counts(self.exercised, fold.rule, fold.exercised)
 
 
 class FilesJudged(msgspec.Struct, frozen=True):
@@ -253,25 +297,26 @@ class _Run:
         judge, live = self.judge, self.sources[0].header.live
         last: dict[int, SaverCall | None] = {}
         starts: dict[int, bool] = {}
-        for source, event in merged(self.sources):
-            self.events += 1
-            index, kind = source.index, event.__class__
+        for source, events in runs(self.sources):
+            self.events += len(events)
+            index = source.index
             if live and index not in self._started:
                 self._started.add(index)
                 judge.started(source.header)
-            if kind in _STATES:
-                self._stated(source, event)
-            if kind is Watch:
-                starts[index] = starts.get(index, False) or "from-start" in event.what  # type: ignore[union-attr]
+            if not _STATES.isdisjoint([event.__class__ for event in events]):
+                for line, event in enumerate(events, source.line + 1):
+                    self._stated(source, line, event)
+                    if event.__class__ is Watch:
+                        starts[index] = starts.get(index, False) or "from-start" in event.what
             if live:
-                last[index] = event if kind is SaverCall else None  # type: ignore[assignment]
-            if kind not in _APART:
-                try:
-                    judge.feed(index, source.line, event)
-                except OutOfPlace as error:
-                    raise TraceError(source.path, source.line, str(error)) from error
+                end = events[-1]
+                last[index] = end if end.__class__ is SaverCall else None
+            try:
+                judge.feed_all(index, source.line + 1, events)
+            except OutOfPlace as error:
+                raise TraceError(source.path, judge.line, str(error)) from error
         if not live:
-            judge.ranks |= {("", rank) for _, rank in judge._panels}
+            judge.ranks |= {("", rank) for _, rank in judge._cursors}
         if not all(starts.get(source.index) for source in self.sources):
             self.seen.discard("from-start")
         for source in self.sources:
@@ -280,12 +325,12 @@ class _Run:
                 judge.died_in(source.index, source.line, call)
         judge.end()
 
-    def _stated(self, source: Source, event: AnyEvent) -> None:
+    def _stated(self, source: Source, line: int, event: AnyEvent) -> None:
         if isinstance(event, Watch):
             self.seen.update(event.what)
         elif isinstance(event, ClaimsStated):
             if self.claims is not None and self.claims != event.facts:
-                raise TraceError(source.path, source.line, "claims must be those of the other files (got others)")
+                raise TraceError(source.path, line, "claims must be those of the other files (got others)")
             self.claims = event.facts
         elif isinstance(event, Config):
             for name in _AGREE:
@@ -293,7 +338,7 @@ class _Run:
                 if None not in (mine, other) and mine != other:
                     raise TraceError(
                         source.path,
-                        source.line,
+                        line,
                         f"config {name} must be that of the other files, {other!r} (got {mine!r})",
                     )
             self.config = {**event.facts, **self.config}

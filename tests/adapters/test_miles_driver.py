@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from colocert.adapters import miles
-from colocert.judge import judge_events
+from colocert.judge_trace import judge_events
 from colocert.record.manifest import COMPLETE, Options
 from colocert.record.registry import BY_ID
 from colocert.record.runner import record

@@ -18,7 +18,8 @@ import pytest
 
 from colocert.adapters import skyrl
 from colocert.extras import has_torch
-from colocert.judge import Evidence, judge, judge_events
+from colocert.judge import Evidence, judge
+from colocert.judge_trace import judge_events
 from colocert.record.manifest import Options
 from colocert.record.registry import BY_ID, run
 from colocert.record.runner import record

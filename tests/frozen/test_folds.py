@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from colocert.judge import TraceJudged, judge_events
+from colocert.judge_trace import TraceJudged, judge_events
 from colocert.rig.frozen_rig import FrozenConfig
 from colocert.rules.catalogue import catalogue
 from colocert.trace import AnyEvent

@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from colocert.judge import judge_events
+from colocert.judge_trace import judge_events
 from colocert.record import frozen_offload, frozen_process
 from colocert.record.drive import NotRun, ProcessGone, TrainerShapeError
 from colocert.record.frozen_disk import DiskNotHad

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from colocert.judge import judge_events
+from colocert.judge_trace import judge_events
 from colocert.record.registry import BY_ID
 from colocert.rules import frozen_offload, frozen_state
 from colocert.rules.catalogue import FOLDS, Rule, catalogue

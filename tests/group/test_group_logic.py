@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from colocert.judge import judge_events
+from colocert.judge_trace import judge_events
 from colocert.record.group import failed_ranks
 from colocert.record.group_files import RankFiles, abandoned
 from colocert.record.group_scenarios import GROUP_SCENARIOS

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from colocert.judge import judge_events
+from colocert.judge_trace import judge_events
 from colocert.record.group_files import abandoned, shared_memory
 from colocert.record.group_scenarios import GROUP_SCENARIOS
 from colocert.record.registry import run

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,14 +15,15 @@ import pytest
 
 import colocert_fixtures
 from colocert.cli import main
-from colocert.judge import judge_events
 from colocert.judge_stream import StreamJudge, judge_files
+from colocert.judge_trace import judge_events
 from colocert.live import record
 from colocert.record.registry import BY_ID
 from colocert.rig.contract import Claims
 from colocert.rules.catalogue import catalogue
 from colocert.rules.senses import _NEEDS, RECORDABLE, WORDS, lacking
 from colocert.trace import TraceError, read_trace
+from colocert.trace.events import SaverAlloc, SaverCall
 from colocert.trace.merge import merged, open_all
 from colocert_fixtures.mutants.handoff import (
     releases_without_draining,
@@ -59,6 +63,41 @@ def test_streamed_a_trace_has_the_findings_it_has_in_the_suite(part: int) -> Non
         stream.end()
         assert stream.counts == Counter((f.rule, f.code) for f in whole.findings), path.name
         assert stream.exercised == whole.exercised, path.name
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_a_stretch_has_the_findings_of_its_events_one_by_one(part: int) -> None:
+    """At the same lines, whoever the events are of."""
+    for path in TRACES[part::2]:
+        header, *events = read_trace(path)
+        rules = [r for r in catalogue().values() if r.profile == header.profile]  # type: ignore[union-attr]
+        single, stretch = StreamJudge(rules), StreamJudge(rules)
+        for line, event in enumerate(events, 2):
+            single.feed(0, line, event)
+        stretch.feed_all(0, 2, events)
+        single.end()
+        stretch.end()
+        assert (stretch.found, stretch.counts, stretch.exercised) == (single.found, single.counts, single.exercised)
+
+
+def test_a_tag_that_another_rank_allocates_after_an_engines_event_is_no_unknown_one() -> None:
+    """All of it in one stretch."""
+    rule = catalogue()["LC-20"]
+    events: list[Any] = [
+        SaverAlloc("weights", "w", 1 << 20, False, owner="engine"),
+        SaverAlloc("default", "a", 1 << 20, True),
+        SaverCall("pause", "default", 1, rank=1),
+    ]
+    for seq, event in enumerate(events, 1):
+        event.seq = seq
+    judge = StreamJudge([rule])
+    judge.feed_all(0, 2, events)
+    judge.end()
+    assert judge.counts == {}
+    alone = StreamJudge([rule])
+    alone.feed_all(0, 2, events[2:])
+    alone.end()
+    assert alone.counts == {("LC-20", "unknown-tag"): 1}
 
 
 def _able(claims: dict[str, Any], config: dict[str, Any], profile: str) -> set[tuple[str, str]]:
@@ -147,6 +186,37 @@ def test_one_fault_among_a_thousand_ranks_is_found_where_it_is(tmp_path: Path) -
     assert paths[first.place.file].name == "rank00617.jsonl"
     assert '"call.end"' in line
     assert '"sleep"' in line
+
+
+PEAK = """
+import resource, sys
+from pathlib import Path
+from colocert.judge_stream import judge_files
+result = judge_files(sorted(Path(sys.argv[1]).glob("*.jsonl")))
+(first,) = result.found["LC-01", "default-kept"]
+print(result.events, first.finding.rank, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def _peak(folder: Path, ranks: int, iterations: int) -> tuple[int, int, int]:
+    """Events, the rank that is at fault, and KiB that a process took to judge the run."""
+    folder.mkdir()
+    write_run(folder, ranks, iterations, fault=(ranks - 3, iterations // 2))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    command = [sys.executable, "-c", PEAK, str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    events, rank, peak = map(int, done.stdout.split())
+    return events, rank, peak
+
+
+@pytest.mark.slow
+def test_memory_grows_with_ranks_and_not_with_events(tmp_path: Path) -> None:
+    """Ten times the events of as many ranks take a few MiB more at most: what a file's blocks hold, once it is long."""
+    short, long = (_peak(tmp_path / str(n), 100, n) for n in (20, 200))
+    assert (short[1], long[1]) == (97, 97)
+    assert long[0] > 9 * short[0]
+    assert long[2] - short[2] < 8 << 10
+    assert _peak(tmp_path / "many", 800, 20)[2] - short[2] < 64 << 10
 
 
 def test_findings_are_counted_and_only_the_first_are_kept(tmp_path: Path) -> None:

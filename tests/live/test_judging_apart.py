@@ -12,8 +12,8 @@ import pytest
 
 import colocert_fixtures
 from colocert.cli import main
-from colocert.judge import judge_events
 from colocert.judge_stream import judge_files
+from colocert.judge_trace import judge_events
 from colocert.live import record
 from colocert.rig.contract import Claims
 from colocert.rules.catalogue import catalogue

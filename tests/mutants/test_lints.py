@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from colocert.judge import judge_events
+from colocert.judge_trace import judge_events
 from colocert.record.registry import ALL_SCENARIOS, BY_ID
 from colocert.record.scenarios import EXPLORATIONS
 from colocert.rules.catalogue import FOLDS, RUNNER_CODES, Rule, catalogue

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from colocert.judge import judge_events
+from colocert.judge_trace import judge_events
 from colocert.record import controls
 from colocert.record.registry import BY_ID
 from colocert.rig.contract import Claims

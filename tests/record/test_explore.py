@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from colocert.judge import judge_events
+from colocert.judge_trace import judge_events
 from colocert.record.explore import Explorer
 from colocert.record.scenarios import LORA, Scenario
 from colocert.record.steps import run_scenario

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from colocert.judge import judge_events
+from colocert.judge_trace import judge_events
 from colocert.record.registry import BY_ID, run
 from colocert.record.scenarios import Scenario
 from colocert.rules.catalogue import catalogue

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from colocert.judge import Evidence, judge_events
+from colocert.judge import Evidence
+from colocert.judge_trace import judge_events
 from colocert.record.registry import BY_ID
 from colocert.record.registry import run as run_scenario
 from colocert.report.bytes_over_time import Column, Layer, Series, bytes_over_time, marks

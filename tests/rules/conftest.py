@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from colocert.judge import TraceJudged, judge_events
+from colocert.judge_trace import TraceJudged, judge_events
 from colocert.record.scenarios import make_config
 from colocert.rules.catalogue import catalogue
 from colocert.trace import POISON, AnyEvent

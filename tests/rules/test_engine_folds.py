@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from colocert.judge import judge_events
+from colocert.judge_trace import judge_events
 from colocert.rules.catalogue import catalogue
 from colocert.trace.events import (
     AnyEvent,

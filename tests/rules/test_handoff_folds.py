@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from colocert.judge import TraceJudged, judge_events
+from colocert.judge_trace import TraceJudged, judge_events
 from colocert.rules.catalogue import catalogue
 from colocert.trace import events as ev
 from colocert_reference.colocert_impl import CLAIMS

@@ -25,10 +25,11 @@ ALLOWED: dict[str, set[str]] = {
     "rules": {"trace"},
     "rig": {"trace", "extras"},
     "expected": {"rules"},
-    "judge": {"trace", "rules", "record", "expected"},
+    "judge_trace": {"trace", "rules"},
     "judge_apart": {"trace", "rules"},
-    "judge_stream": {"trace", "rules", "record", "expected", "judge", "judge_apart"},
-    "record": {"trace", "rules", "rig", "judge", "extras", "device"},
+    "judge": {"trace", "rules", "record", "expected", "judge_trace"},
+    "judge_stream": {"trace", "rules", "record", "expected", "judge", "judge_apart", "judge_trace"},
+    "record": {"trace", "rules", "rig", "judge_trace", "extras", "device"},
     "device": {"trace", "extras"},
     "preflight": {"device"},
     "live": {"trace", "rig"},
@@ -39,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 """A part of the kit, and the parts that its modules may import. Those of `SIDES` sit on top, and are imported by none.
 
-`record` imports one module of `judge`'s side: exploration and controls run the folds in the child that records.
+Exploration and controls run the folds in the child that records.
 """
 
 

@@ -17,7 +17,7 @@ import pkgutil
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from colocert.judge import TraceJudged, judge_events
+from colocert.judge_trace import TraceJudged, judge_events
 from colocert.record.drive import NotRun
 from colocert.record.manifest import ControlRecord
 from colocert.record.registry import ALL_SCENARIOS, BY_ID

@@ -7,27 +7,18 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import sys
 from collections.abc import Mapping
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from colocert.rules import (
-    adapter_sync,
-    adapter_sync_served,
-    engine,
-    frozen_offload,
-    group,
-    handoff,
-    handoff_state,
-    lifecycle,
-    recovery,
-    sync_payload,
-)
 from colocert.rules.conditions import holds
-from colocert.rules.fold import BaseFold
+
+if TYPE_CHECKING:
+    from colocert.rules.fold import BaseFold
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -116,28 +107,39 @@ def catalogue_digest() -> str:
     return digest.hexdigest()
 
 
-def _folds(*modules: Any) -> dict[str, type[BaseFold]]:
+FOLDS: Mapping[str, type[BaseFold]]
+"""The fold of each rule. Imported when it is first asked for: who only reads the catalogue does without."""
+
+_FOLDED_IN = (
+    "lifecycle",
+    "recovery",
+    "handoff",
+    "handoff_state",
+    "adapter_sync",
+    "adapter_sync_served",
+    "sync_payload",
+    "frozen_offload",
+    "group",
+    "engine",
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name != "FOLDS":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _folds()
+
+
+@functools.cache
+def _folds() -> dict[str, type[BaseFold]]:
+    from colocert.rules.fold import BaseFold
+
     found: dict[str, type[BaseFold]] = {}
-    for module in modules:
+    for module in (importlib.import_module(f"colocert.rules.{name}") for name in _FOLDED_IN):
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, BaseFold) and value.__module__ == module.__name__:
                 found[value.rule] = value
     return found
-
-
-FOLDS: Mapping[str, type[BaseFold]] = _folds(
-    lifecycle,
-    recovery,
-    handoff,
-    handoff_state,
-    adapter_sync,
-    adapter_sync_served,
-    sync_payload,
-    frozen_offload,
-    group,
-    engine,
-)
-"""The fold of each rule."""
 
 
 def profiles_with_rules() -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import msgspec
 
 from colocert.rules.run import RunView
 from colocert.rules.view import View
-from colocert.trace.events import AnyEvent, Event
+from colocert.trace.events import AnyEvent, CallBegin, CallEnd, CallRaise, ClaimsStated, Config, Event
 
 Self = TypeVar("Self", bound="BaseFold")
 
@@ -36,11 +36,13 @@ class BaseFold:
     A subclass reports with `found` and counts with `met`, and names the events it `sees`. Its state is plain
     attributes that hold immutable values or containers of such, because exploration copies and compares them;
     `within_call` names those that every `call.begin` sets anew, so that they do not tell states apart between calls.
+    Of calls it sees only those of its `actors`, if it names some.
     """
 
     rule: ClassVar[str]
     sees: ClassVar[tuple[type[Event], ...]]
     within_call: ClassVar[frozenset[str]] = frozenset()
+    actors: ClassVar[frozenset[str] | None] = None
     _apart = frozenset({"view", "findings", "exercised"})
     view: Any
 
@@ -55,6 +57,14 @@ class BaseFold:
 
     def end(self) -> None:
         """Sees the end of the trace. Most rules have nothing to add."""
+
+    def idle(self) -> bool:
+        """Whether the configuration and the claims as they are leave this rule nothing to look at."""
+        return False
+
+    def unsaid(self) -> bool:
+        """Whether `end` may have something to say, of an event that was seen."""
+        return type(self).end is not BaseFold.end
 
     def met(self, code: str) -> None:
         """The condition under which `code` could be found has occurred."""
@@ -100,24 +110,70 @@ class RunFold(BaseFold):
         super().__init__(view)
 
 
-class Panel:
-    """Several folds over one view; an event goes to those that see its type."""
+Handlers = tuple[Callable[[Any], None], ...]
+_CALLS = frozenset({CallBegin, CallEnd, CallRaise})
+_CONFIGURES = frozenset({Config, ClaimsStated})
+_ACTORS = 64
+"""Actors that are told apart; a run has four."""
 
-    __slots__ = ("_by_type", "folds", "view")
+
+class Panel:
+    """Several folds over one view; an event goes to those that see its type and are not idle.
+
+    `table` holds, by type, what an event is given to; of calls by actor.
+    """
+
+    __slots__ = ("_idle", "folds", "table", "view")
 
     def __init__(self, view: View | RunView, folds: Sequence[BaseFold]) -> None:
         self.view, self.folds = view, list(folds)
-        self._by_type: dict[type[Event], tuple[Callable[[Any], None], ...]] = {}
+        self.table: dict[type[Event], Handlers | dict[str, Handlers]] = {}
+        self._idle = [fold.idle() for fold in self.folds]
 
     def feed(self, event: AnyEvent) -> None:
         """Moves the view and then the folds past one event."""
-        kind = event.__class__
-        calls = self._by_type.get(kind)
-        if calls is None:
-            seeing = [fold.on for fold in self.folds if kind in fold.sees]
-            calls = self._by_type[kind] = (*self.view.handlers(kind), *seeing)
-        for call in calls:
+        calls: Any = self.table.get(event.__class__)
+        if calls.__class__ is dict:
+            calls = calls.get(event.actor)  # type: ignore[union-attr]
+        for call in self.handlers(event) if calls is None else calls:
             call(event)
+
+    def handlers(self, event: AnyEvent) -> Handlers:
+        """What an event like this one is given to."""
+        kind = event.__class__
+        known = self.table.get(kind)
+        if isinstance(known, dict):
+            calls = known.get(event.actor)  # type: ignore[union-attr]
+            return self._called(known, event) if calls is None else calls
+        if known is None and kind in _CALLS and any(fold.actors for fold in self.folds):
+            by_actor: dict[str, Handlers] = {}
+            self.table[kind] = by_actor
+            return self._called(by_actor, event)
+        if known is None:
+            known = self.table[kind] = self._made(kind, None)
+        return known
+
+    def _called(self, known: dict[str, Handlers], event: Any) -> Handlers:
+        calls = self._made(event.__class__, event.actor)
+        if len(known) < _ACTORS:
+            known[event.actor] = calls
+        return calls
+
+    def _made(self, kind: type[Event], actor: str | None) -> Handlers:
+        seeing = [
+            fold.on
+            for fold, idle in zip(self.folds, self._idle, strict=True)
+            if kind in fold.sees and not idle and (actor is None or fold.actors is None or actor in fold.actors)
+        ]
+        configured = [self._configured] if kind in _CONFIGURES else []
+        return (*self.view.handlers(kind), *configured, *seeing)
+
+    def _configured(self, event: AnyEvent) -> None:
+        """Folds may be idle from here on, or may be no longer."""
+        idle = [fold.idle() for fold in self.folds]
+        if idle != self._idle:
+            self._idle = idle
+            self.table.clear()
 
     def clone(self) -> Panel:
         """A copy between two calls, of one rank's panel."""

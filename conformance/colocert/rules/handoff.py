@@ -41,6 +41,9 @@ class GpuPeakToRollout(RunFold):
     rule = "HO-01"
     sees = (EngineResume, SaverPause, Send)
 
+    def idle(self) -> bool:
+        return not self.view.gpu_peak
+
     def on(self, event: AnyEvent) -> None:
         view = self.view
         if not view.gpu_peak or view.faults or not view.started():
@@ -84,6 +87,9 @@ class GpuPeakToTrain(RunFold):
     rule = "HO-02"
     sees = (SaverResume, EngineRelease, Data)
 
+    def idle(self) -> bool:
+        return not self.view.gpu_peak
+
     def on(self, event: AnyEvent) -> None:
         view = self.view
         if not view.gpu_peak or view.faults or not view.started():
@@ -96,7 +102,7 @@ class GpuPeakToTrain(RunFold):
             self.met("weights-before-trainer")
         elif isinstance(event, Data) and view.calls.get(event.rank) == "train" and view.releases(WEIGHTS):
             self.met("computed-before-weights")
-            if view.engine_holds(WEIGHTS):
+            if view.engine_has(WEIGHTS):
                 self.found(event, "computed-before-weights", "engine weights are released first", "they are resident")
 
     def _trainer(self, event: SaverResume) -> None:
@@ -112,7 +118,10 @@ class CopiesNeverCoexist(RunFold):
     """HO-03: gpu-peak: trainer backup and engine mirror never coexist on the host."""
 
     rule = "HO-03"
-    sees = (SaverPause, SaverResume)
+    sees = (SaverPause,)
+
+    def idle(self) -> bool:
+        return not self.view.gpu_peak
 
     def on(self, event: AnyEvent) -> None:
         view = self.view
@@ -145,6 +154,9 @@ class CpuPeakApart(RunFold):
         self.synced: set[int] = set()
         self.reads: set[str] = set()
         self.held: set[Held] = set()
+
+    def idle(self) -> bool:
+        return self.view.gpu_peak or not self.view.releases(WEIGHTS)
 
     def on(self, event: AnyEvent) -> None:
         view = self.view
@@ -207,7 +219,7 @@ class StartUp(RunFold):
         if view.faults:
             return
         if isinstance(event, EngineRelease):
-            if view.gpu_peak and WEIGHTS in event.tags and "init" in view.calls.values():
+            if view.gpu_peak and WEIGHTS in event.tags and "init" in view.under_way:
                 self.found(
                     event, "weights-out-at-start", "engine weights stay through initialisation", "they were released"
                 )
@@ -228,7 +240,7 @@ class StartUp(RunFold):
                 )
         elif view.releases(WEIGHTS):
             self.met("weights-in-at-start")
-            if view.engine_holds(WEIGHTS):
+            if view.engine_has(WEIGHTS):
                 self.found(
                     event,
                     "weights-in-at-start",
@@ -249,7 +261,7 @@ class CachesLast(RunFold):
             return
         self.met("before-sync")
         self.met("before-release")
-        syncing = "update_weights" in view.calls.values() or "update_weights" in view.outstanding.values()
+        syncing = "update_weights" in view.under_way or "update_weights" in view.awaited
         if view.trained or syncing:
             self.found(
                 event, "before-sync", f"{KV} resumes after the sync has finished", "weights were trained and not sent"
@@ -288,31 +300,34 @@ class PhasesWait(RunFold):
         self.phase = ""
 
     def on(self, event: AnyEvent) -> None:
-        method = self._method(event)
-        phase = PHASES.get(method, "")
-        if not phase:
+        method = _METHODS.get(event.__class__)
+        if method is None:
+            if event.__class__ is CallBegin and event.actor == "driver":
+                return
+            method = event.method  # type: ignore[union-attr]
+        phase = PHASES.get(method)
+        if phase is None:
             return
         if phase != self.phase:
             self.met("started-early")
             self.phase = phase
-        late = {PHASES.get(m, phase) for m in self.view.outstanding.values()} - {phase}
-        if late:
-            self.found(
-                event,
-                "started-early",
-                f"the {phase} starts after the {', '.join(sorted(late))} was acknowledged by all",
-                "some have not acknowledged it",
-            )
+        for other in self.view.awaited:
+            if PHASES.get(other, phase) != phase:
+                self._early(event, phase)
+                break
 
-    @staticmethod
-    def _method(event: AnyEvent) -> str:
-        if isinstance(event, CallIssue):
-            return event.method
-        if isinstance(event, CallBegin):
-            return "" if event.actor == "driver" else event.method
-        if isinstance(event, EngineRelease):
-            return "release"
-        return "resume" if isinstance(event, EngineResume) else "generate"
+    def _early(self, event: AnyEvent, phase: str) -> None:
+        late = {PHASES.get(m, phase) for m in self.view.awaited} - {phase}
+        self.found(
+            event,
+            "started-early",
+            f"the {phase} starts after the {', '.join(sorted(late))} was acknowledged by all",
+            "some have not acknowledged it",
+        )
+
+
+_METHODS = {EngineRelease: "release", EngineResume: "resume", RequestBegin: "generate"}
+"""What an engine does, as the call of a driver that it follows from."""
 
 
 class RefusedConfigurations(RunFold):
@@ -320,17 +335,18 @@ class RefusedConfigurations(RunFold):
 
     rule = "HO-08"
     sees = (SaverAlloc, SaverPause, SaverResume, EngineRelease, EngineResume, RequestBegin, CallEnd, CallRaise, Ack)
+    actors = frozenset({"driver"})
 
     def __init__(self, view: RunView) -> None:
         super().__init__(view)
         self.effect = ""
 
     def on(self, event: AnyEvent) -> None:
-        if isinstance(event, (CallEnd, CallRaise)):
-            if event.actor == "driver" and event.method in ("build", "run"):
-                self._closed(event)
-        elif self.view.driver and not self.effect:
-            self.effect = type(event).__name__
+        if not isinstance(event, (CallEnd, CallRaise)):
+            if not self.effect and self.view.driver:
+                self.effect = type(event).__name__
+        elif event.actor == "driver" and event.method in ("build", "run"):
+            self._closed(event)
 
     def _possible(self, event: CallEnd | CallRaise) -> None:
         if not self.view.config.get("engine_releases"):

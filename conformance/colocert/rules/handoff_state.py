@@ -27,6 +27,7 @@ class SeesTheLastSync(RunFold):
 
     rule = "HO-09"
     sees = (RequestBegin, CallEnd)
+    actors = frozenset({"driver"})
 
     def on(self, event: AnyEvent) -> None:
         view = self.view
@@ -62,7 +63,8 @@ class RecoversFromErrors(RunFold):
     """
 
     rule = "HO-10"
-    sees = (Fault, SaverFatal, CallBegin, CallEnd, CallRaise)
+    sees = (Fault, SaverFatal, CallEnd, CallRaise)
+    actors = frozenset({"driver"})
 
     def __init__(self, view: RunView) -> None:
         super().__init__(view)
@@ -153,6 +155,7 @@ class TransportIsCollected(RunFold):
 
     rule = "HO-13"
     sees = (CallBegin,)
+    actors = frozenset({"trainer"})
 
     def __init__(self, view: RunView) -> None:
         super().__init__(view)

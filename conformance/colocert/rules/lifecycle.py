@@ -293,7 +293,7 @@ class SameEffects(Fold):
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
-        self.cycles = 0
+        self.cycled = False
         self.slept = False
         self.start: tuple[object, ...] | None = None
         self.seen: dict[tuple[object, ...], str] = {}
@@ -301,7 +301,7 @@ class SameEffects(Fold):
     def on(self, event: AnyEvent) -> None:
         view = self.view
         if isinstance(event, CallBegin):
-            starts = self.cycles >= 1 and not view.faults
+            starts = self.cycled and not view.faults
             self.start = (event.method, *self._state()) if starts else None
         elif isinstance(event, (CallEnd, CallRaise)) and view.call is not None:
             if self.start is not None and not view.faults:
@@ -310,7 +310,7 @@ class SameEffects(Fold):
                 self.slept = True
             elif self.slept and not view.ledger.out:
                 self.slept = False
-                self.cycles += 1
+                self.cycled = True
         elif isinstance(event, Change):
             self.start = None
 

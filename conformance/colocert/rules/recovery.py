@@ -434,6 +434,9 @@ class TagsExist(Fold):
                 event, "unknown-tag", "a release names a tag that has allocations", f"{tag} has none: nothing moves"
             )
 
+    def unsaid(self) -> bool:
+        return bool(self.unknown)
+
     def key(self) -> tuple[object, ...]:
         return tuple(sorted(self.unknown))
 

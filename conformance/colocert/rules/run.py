@@ -49,7 +49,8 @@ class RunView:
     `allocations` and `out` (released) are by owner, rank and name; `transport` are those made during a sync, its
     buffers. `faults` counts injected ones and deaths. `trained`: of the `steps` that returned, some were not sent; a
     critic's steps owe no sync and are not counted. `critics` are the ranks that are one.
-    `calls`: the trainer call that each rank is in. `outstanding`: calls issued to the living and not acknowledged.
+    `calls`: the trainer call that each rank is in; `under_way`: how many are, by method. `outstanding`: calls issued to
+    the living and not acknowledged; `awaited`: how many, by method.
     `version`: the last one that an engine took. `gpu_peak` and `lora` are the configuration's.
     """
 
@@ -62,8 +63,11 @@ class RunView:
         self.out: set[Held] = set()
         self.transport: set[Held] = set()
         self.calls: dict[int, str] = {}
+        self.under_way: dict[str, int] = {}
         self.driver = ""
         self.outstanding: dict[tuple[str, int, int], str] = {}
+        self.awaited: dict[str, int] = {}
+        self._releases: frozenset[str] = frozenset()
         self.trained = False
         self.steps = 0
         self.faults = 0
@@ -77,11 +81,15 @@ class RunView:
 
     def releases(self, tag: str) -> bool:
         """Whether the engine of this scenario, under this driver, releases the tag at all."""
-        return tag in self.config.get("engine_releases", ()) and tag in self.claims.get("engine_releases", ())
+        return tag in self._releases
 
     def engine_holds(self, *tags: str) -> set[str]:
         """Which of these tags some engine has resident."""
         return {a.tag for h, a in self._engines.items() if a.tag in tags and h not in self.out}
+
+    def engine_has(self, tag: str) -> bool:
+        """Whether some engine has the tag resident."""
+        return bool(self.engine_holds(tag))
 
     def engine_lacks(self, *tags: str) -> set[str]:
         """Which of these tags some engine has released."""
@@ -168,9 +176,15 @@ class RunView:
         self.config = config = event.facts
         self.gpu_peak = config.get("peak_device") == "gpu"
         self.lora = bool(config.get("lora"))
+        self._engine_releases()
 
     def _claims(self, event: ClaimsStated) -> None:
         self.claims = event.facts
+        self._engine_releases()
+
+    def _engine_releases(self) -> None:
+        has, claimed = (facts.get("engine_releases", ()) for facts in (self.config, self.claims))
+        self._releases = frozenset(has) & frozenset(claimed)
 
     def _alloc(self, event: SaverAlloc) -> None:
         held = (event.owner, event.rank, event.alloc)
@@ -195,17 +209,17 @@ class RunView:
         self.out.discard((event.owner, event.rank, event.alloc))
 
     def _issue(self, event: CallIssue) -> None:
-        self.outstanding[event.owner, event.rank, event.call] = event.method
+        _put(self.outstanding, (event.owner, event.rank, event.call), event.method, self.awaited)
 
     def _ack(self, event: Ack) -> None:
-        self.outstanding.pop((event.owner, event.rank, event.call), None)
+        _drop(self.outstanding, (event.owner, event.rank, event.call), self.awaited)
 
     def _begin(self, event: CallBegin) -> None:
         if event.actor == "driver":
             self.driver = event.method
             self.faulted_run = False
         else:
-            self.calls[event.rank] = event.method
+            _put(self.calls, event.rank, event.method, self.under_way)
             if event.actor == "critic":
                 self.critics.add(event.rank)
 
@@ -213,7 +227,7 @@ class RunView:
         if event.actor == "driver":
             self.driver = ""
             return
-        self.calls.pop(event.rank, None)
+        _drop(self.calls, event.rank, self.under_way)
         if event.method == "train" and event.actor != "critic":
             self.trained = True
             self.steps += 1
@@ -222,7 +236,7 @@ class RunView:
         if event.actor == "driver":
             self.driver = ""
         else:
-            self.calls.pop(event.rank, None)
+            _drop(self.calls, event.rank, self.under_way)
 
     def _send(self, event: Send) -> None:
         self.trained = False
@@ -244,8 +258,27 @@ class RunView:
         if not event.owner:
             self.faults += 1
             self.dead.add(event.rank)
-            self.calls.pop(event.rank, None)
-            self.outstanding = {k: m for k, m in self.outstanding.items() if k[:2] != ("", event.rank)}
+            _drop(self.calls, event.rank, self.under_way)
+            for key in [k for k in self.outstanding if k[:2] == ("", event.rank)]:
+                _drop(self.outstanding, key, self.awaited)
+
+
+def _put(methods: dict[Any, str], key: Any, method: str, counts: dict[str, int]) -> None:
+    """Sets a method, and counts it in place of the one that was there."""
+    if key in methods:
+        _drop(methods, key, counts)
+    methods[key] = method
+    counts[method] = counts.get(method, 0) + 1
+
+
+def _drop(methods: dict[Any, str], key: Any, counts: dict[str, int]) -> None:
+    """Takes a method away, if there is one."""
+    method = methods.pop(key, None)
+    if method is not None:
+        if counts[method] > 1:
+            counts[method] -= 1
+        else:
+            del counts[method]
 
 
 _HANDLERS: dict[type, Any] = {

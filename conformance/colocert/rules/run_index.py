@@ -5,12 +5,11 @@ Knows how to keep by tag what `RunView` counts anew at every question. Knows no 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from colocert.rules.handoff_state import TransportIsCollected
-from colocert.rules.run import ENGINE, Held, RunView
+from colocert.rules.run import ENGINE, Held, RunView, _drop
 from colocert.rules.view import RESIDENT_KINDS
 from colocert.trace.events import (
     ClaimsStated,
@@ -23,34 +22,7 @@ from colocert.trace.events import (
     SaverTouch,
 )
 
-
-class _Distinct(dict[Any, str]):
-    """A dict whose `values()` are the distinct ones: rules only ask which there are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._counts: Counter[str] = Counter()
-
-    def __setitem__(self, key: Any, value: str) -> None:
-        if key in self:
-            self._less(self[key])
-        super().__setitem__(key, value)
-        self._counts[value] += 1
-
-    def pop(self, key: Any, default: Any = None) -> Any:
-        value = super().pop(key, None)
-        if value is None:
-            return default
-        self._less(value)
-        return value
-
-    def values(self) -> Any:
-        return self._counts.keys()
-
-    def _less(self, value: str) -> None:
-        self._counts[value] -= 1
-        if not self._counts[value]:
-            del self._counts[value]
+_ABSENT = object()
 
 
 class IndexedRunView(RunView):
@@ -61,14 +33,12 @@ class IndexedRunView(RunView):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls = _Distinct()
-        self.outstanding = _Distinct()
         self.by_rank: dict[tuple[str, int], dict[Held, None]] = {}
         self._kept: frozenset[str] = frozenset()
         self._reset()
 
     def _reset(self) -> None:
-        self._held: dict[Held, None] = {}
+        self._held: dict[Held, Any] = {}
         self._held_of: dict[str, dict[Held, None]] = {}
         self._lacked_of: dict[str, dict[Held, None]] = {}
         self._engine: dict[tuple[str, bool], int] = {}
@@ -81,6 +51,9 @@ class IndexedRunView(RunView):
 
     def engine_holds(self, *tags: str) -> set[str]:
         return {tag for tag in tags if self._engine.get((tag, False))}
+
+    def engine_has(self, tag: str) -> bool:
+        return bool(self._engine.get((tag, False)))
 
     def engine_lacks(self, *tags: str) -> set[str]:
         return {tag for tag in tags if self._engine.get((tag, True))}
@@ -130,7 +103,11 @@ class IndexedRunView(RunView):
 
     def handlers(self, kind: type[Event]) -> list[Callable[[Any], None]]:
         plain = super().handlers(kind)
-        if kind in (SaverAlloc, SaverFree, SaverPause, SaverResume):
+        if kind is SaverPause:
+            return [self._paused]
+        if kind is SaverResume:
+            return [self._resumed]
+        if kind in (SaverAlloc, SaverFree):
             return [self._placed(plain[0])]
         if kind in (SaverFatal, SaverTouch):
             return [self._died_of]
@@ -146,6 +123,46 @@ class IndexedRunView(RunView):
 
         return apply
 
+    def _paused(self, event: SaverPause) -> None:
+        held = (event.owner, event.rank, event.alloc)
+        if held in self.out:
+            return
+        self.out.add(held)
+        made = self.allocations.get(held)
+        if made is None:
+            return
+        tag, engine = made.tag, held[0] == ENGINE
+        copied = made.nbytes if made.backup else 0
+        self._put[held] = (tag, True, copied)
+        self._copied_bytes[engine] += copied
+        if engine:
+            self._engine[tag, False] -= 1
+            self._engine[tag, True] = self._engine.get((tag, True), 0) + 1
+            return
+        if self._held.pop(held, _ABSENT) is None:
+            del self._held_of[tag][held]
+        self._lacked_of.setdefault(tag, {})[held] = None
+
+    def _resumed(self, event: SaverResume) -> None:
+        held = (event.owner, event.rank, event.alloc)
+        if held not in self.out:
+            return
+        self.out.discard(held)
+        made = self.allocations.get(held)
+        if made is None:
+            return
+        tag, engine = made.tag, held[0] == ENGINE
+        self._copied_bytes[engine] -= self._put[held][2]
+        self._put[held] = (tag, False, 0)
+        if engine:
+            self._engine[tag, True] -= 1
+            self._engine[tag, False] = self._engine.get((tag, False), 0) + 1
+            return
+        del self._lacked_of[tag][held]
+        if held[1] not in self.dead and held not in self.transport and made.kind not in self._kept:
+            self._held[held] = None
+            self._held_of.setdefault(tag, {})[held] = None
+
     def _claimed(self) -> None:
         kept = frozenset(RESIDENT_KINDS[c] for c in self.claims.get("resident_while_released", ()))
         if kept != self._kept:
@@ -155,11 +172,7 @@ class IndexedRunView(RunView):
     def _died_of(self, event: Any) -> None:
         if event.owner:
             return
-        self.faults += 1
-        self.dead.add(event.rank)
-        self.calls.pop(event.rank, None)
-        for key in [k for k in self.outstanding if k[:2] == ("", event.rank)]:
-            self.outstanding.pop(key)
+        super()._died(event)
         self._again(event.rank)
 
     def _again(self, rank: int) -> None:
@@ -177,7 +190,7 @@ class IndexedRunView(RunView):
             self.transport.discard(held)
         if not owner:
             self.dead.discard(rank)
-            self.calls.pop(rank, None)
+            _drop(self.calls, rank, self.under_way)
 
 
 class IndexedTransport(TransportIsCollected):

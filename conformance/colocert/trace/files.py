@@ -9,8 +9,9 @@ names a damaged line by its number; only an unterminated last line, which such a
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -18,6 +19,7 @@ from colocert.trace.events import SCHEMA_VERSION, AnyEvent, Event, Header
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(AnyEvent)
+_BLOCK = 1 << 16
 
 
 class TraceError(ValueError):
@@ -57,13 +59,16 @@ def read_trace(path: Path, *, allow_torn_tail: bool = False) -> Iterator[AnyEven
         stream = path.open("rb")
     except OSError as error:
         raise TraceError(path, 0, f"a trace file must be readable (got {error.strerror})") from error
-    last: dict[int, int] = {}
     with stream:
-        number = 0
-        for number, line in enumerate(stream, 1):
-            if not line.endswith(b"\n") and allow_torn_tail:
-                break
-            event = _decode(path, number, line)
+        yield from _read(path, stream, allow_torn_tail)
+
+
+def _read(path: Path, stream: BinaryIO, allow_torn_tail: bool) -> Iterator[AnyEvent]:
+    last: dict[int, int] = {}
+    number = 0
+    for events in _blocks(path, stream, allow_torn_tail):
+        for event in events:
+            number += 1
             if number == 1:
                 _check_header(path, event)
             elif event.seq <= last.get(event.rank, 0):
@@ -76,8 +81,29 @@ def read_trace(path: Path, *, allow_torn_tail: bool = False) -> Iterator[AnyEven
             else:
                 last[event.rank] = event.seq
             yield event
-        if number == 0:
-            raise TraceError(path, 1, "a trace begins with a header line (got an empty file)")
+    if number == 0:
+        raise TraceError(path, 1, "a trace begins with a header line (got an empty file)")
+
+
+def _blocks(path: Path, stream: BinaryIO, allow_torn_tail: bool) -> Iterator[Iterable[AnyEvent]]:
+    """Events, a block of lines at a time; one that is not sound is gone through line by line, to name the line."""
+    number, rest = 0, b""
+    while block := stream.read(_BLOCK):
+        cut = block.rfind(b"\n") + 1
+        lines, rest = (rest + block[:cut], block[cut:]) if cut else (b"", rest + block)
+        yield decoded(lines) or (_decode(path, n, line) for n, line in enumerate(lines.split(b"\n")[:-1], number + 1))
+        number += lines.count(b"\n")
+    if rest and not allow_torn_tail:
+        yield (_decode(path, number + 1, rest),)
+
+
+def decoded(lines: bytes) -> list[AnyEvent]:
+    """The events of whole lines, or none if some line is not one event."""
+    try:
+        events: list[AnyEvent] = _decoder.decode_lines(lines)
+    except msgspec.MsgspecError:
+        return []
+    return events if len(events) == lines.count(b"\n") else []
 
 
 def _decode(path: Path, number: int, line: bytes) -> AnyEvent:
