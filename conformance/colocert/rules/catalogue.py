@@ -23,6 +23,7 @@ from colocert.rules import (
     handoff,
     handoff_state,
     lifecycle,
+    live,
     recovery,
     sync_payload,
 )
@@ -136,6 +137,7 @@ FOLDS: Mapping[str, type[BaseFold]] = _folds(
     frozen_offload,
     group,
     engine,
+    live,
 )
 """The fold of each rule."""
 

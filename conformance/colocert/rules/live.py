@@ -1,0 +1,382 @@
+"""The folds of the live profile: bytes, losses, tokens and digests that were measured on a running pair.
+
+Knows what each rule's sentence compares. Does not know devices or processes: all of it is in the trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from colocert.rules.fold import RunFold
+from colocert.rules.run import RunView
+from colocert.trace.events import (
+    AnyEvent,
+    CallBegin,
+    CallEnd,
+    LevelsSeen,
+    LossSeen,
+    ProcessEnded,
+    RunBegan,
+    StateSeen,
+    TagsMoved,
+    TokensSeen,
+)
+
+MIB = 1 << 20
+FLAT = 4 * MIB
+"""Bytes by which a level may differ after 90 more cycles: what an interpreter or a driver takes for itself."""
+
+HANDLES_FLAT = 16
+"""The same for open files and mappings: far under one a cycle."""
+
+LARGE = 8 * MIB
+"""Bytes that a sleep copies to the host from which on their return is judged: they have to stand out."""
+
+WEIGHTS = ("params", "masters")
+"""What of a new adapter is drawn anew; the rest starts at zero."""
+
+SETTLED, FLAT_AGAIN = "settled", "flat"
+
+
+class Released(RunFold):
+    """LV-01. Bytes of the whole device; so it makes no difference in which process an owner lives."""
+
+    rule = "LV-01"
+    sees = (CallEnd, LevelsSeen, ProcessEnded, TagsMoved)
+
+    def __init__(self, view: RunView) -> None:
+        super().__init__(view)
+        self.stated: dict[str, dict[str, list[int]]] = {}
+        self.granule = 0
+        self.last: LevelsSeen | None = None
+        self.handed: list[LevelsSeen] = []
+        self.settled: LevelsSeen | None = None
+
+    def on(self, event: AnyEvent) -> None:
+        if isinstance(event, TagsMoved):
+            self._moved(event)
+        elif isinstance(event, LevelsSeen):
+            self._levels(event)
+        elif isinstance(event, CallEnd) and event.method in ("to_rollout", "to_training"):
+            self.met("does-not-fit")
+        elif isinstance(event, ProcessEnded) and event.how == "out-of-memory":
+            observed = f"the saver ended the {event.owner} process in {event.during}(): no room for what it resumes"
+            self.found(event, "does-not-fit", "a hand-off fits on the device: each side releases in time", observed)
+
+    def _moved(self, event: TagsMoved) -> None:
+        self.granule = event.granule
+        self.stated.setdefault(event.of, {}).update(event.stated)
+        if event.op != "release":
+            return
+        tags = f"{event.of} {', '.join(event.stated)}"
+        nbytes, most = _bytes(event.stated), _bytes(event.stated, event.granule)
+        freed = event.after - event.before
+        self.met("tag-empty")
+        empty = [tag for tag, sizes in event.stated.items() if not sum(sizes)]
+        if empty:
+            observed = f"{event.of} {', '.join(empty)} holds nothing as stated"
+            self.found(event, "tag-empty", "regions() states what each tag holds that is released", observed)
+            return
+        self.met("not-released")
+        self.met("other-bytes")
+        observed = f"release of {tags} freed {freed} bytes of the device; stated are {nbytes}"
+        if freed < nbytes:
+            self.found(event, "not-released", f"at least {nbytes} bytes more are free", observed)
+        elif freed > most:
+            self.found(event, "other-bytes", f"at most {most} bytes more are free, by its granule", observed)
+
+    def _levels(self, event: LevelsSeen) -> None:
+        if event.when in ("rollout", "training"):
+            self.handed.append(event)
+        elif event.when == SETTLED:
+            self.settled = event
+        elif event.when == FLAT_AGAIN and self.settled is not None:
+            self.met("device-grows")
+            grown = self.settled.free - event.free
+            if grown > FLAT:
+                observed = f"{grown} bytes fewer are free after 90 more cycles"
+                self.found(event, "device-grows", f"free bytes differ by {FLAT} at most", observed)
+
+    def end(self) -> None:
+        """What a hand-off does to the whole device, once all tags have been stated."""
+        gone, come = self.stated.get("trainer"), self.stated.get("engine", {})
+        if gone is None:
+            return
+        for before, after in zip(self.handed, self.handed[1:], strict=False):
+            to_rollout = after.when == "rollout"
+            if before.when == after.when:
+                continue
+            out, back = (gone, come) if to_rollout else (come, gone)
+            more = _bytes(back, self.granule) - _bytes(out)
+            used = before.free - after.free
+            self.met("kept-at-hand-off")
+            if used > more:
+                side = "trainer's" if to_rollout else "engine's"
+                observed = f"to_{after.when}() left {used - more} bytes more than that in use"
+                expected = f"the {side} {', '.join(out)} are off the device: use changes by {more} bytes at most"
+                self.found(after, "kept-at-hand-off", expected, observed)
+
+
+class LossesEqual(RunFold):
+    """LV-02. Judged at the end: two runs without hand-offs have to agree, or nothing can be said."""
+
+    rule = "LV-02"
+    sees = (LossSeen, RunBegan, StateSeen)
+
+    def __init__(self, view: RunView) -> None:
+        super().__init__(view)
+        self.runs: list[_LossRun] = []
+
+    def on(self, event: AnyEvent) -> None:
+        if isinstance(event, RunBegan):
+            self.runs.append(_LossRun(event.kind))
+        elif self.runs and isinstance(event, LossSeen):
+            self.runs[-1].losses.append(event)
+        elif self.runs and isinstance(event, StateSeen) and event.of == "fingerprint":
+            self.runs[-1].state = event
+
+    def end(self) -> None:
+        plain = [run for run in self.runs if run.kind == "plain"]
+        if len(plain) < 2 or plain[0].told() != plain[1].told():
+            return
+        for run in self.runs:
+            if run.kind == "hand-offs" and len(run.losses) == len(plain[0].losses):
+                self._losses(plain[0], run)
+                self._detached(plain[0], run)
+                self._state(plain, run)
+
+    def _losses(self, plain: _LossRun, run: _LossRun) -> None:
+        self.met("losses-differ")
+        for step, (event, wanted) in enumerate(zip(run.losses, plain.losses, strict=True), 1):
+            if event.loss != wanted.loss:
+                observed = (
+                    f"step {step} on batch {event.batch} has the loss {event.loss}, without hand-offs {wanted.loss}"
+                )
+                self.found(
+                    event, "losses-differ", "losses are those of the run without hand-offs, bit for bit", observed
+                )
+                return
+
+    def _detached(self, plain: _LossRun, run: _LossRun) -> None:
+        """A step after which the same batch has the same loss again, where without hand-offs it has another."""
+        self.met("optimizer-detached")
+        for one, two in plain.repeats():
+            event = run.losses[two]
+            if run.losses[one].loss == event.loss and plain.losses[one].loss != plain.losses[two].loss:
+                observed = (
+                    f"the loss on batch {event.batch} is {event.loss} at step {one + 1} and at step {two + 1} alike"
+                )
+                self.found(event, "optimizer-detached", "steps change the tensors that forward uses", observed)
+                return
+
+    def _state(self, plain: list[_LossRun], run: _LossRun) -> None:
+        states = [r.state.facts for r in plain[:2] if r.state is not None]
+        if run.state is None or len(states) < 2:
+            return
+        stable = {name: value for name, value in states[0].items() if states[1].get(name) == value}
+        if not stable:
+            return
+        self.met("state-differs")
+        differ = sorted(name for name, value in stable.items() if run.state.facts.get(name) != value)
+        if differ:
+            observed = f"fingerprint() differs in {', '.join(differ)}"
+            self.found(run.state, "state-differs", "the logical state is that of the run without hand-offs", observed)
+
+
+class _LossRun:
+    """One run. Not kept across exploration: this profile has none."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.losses: list[LossSeen] = []
+        self.state: StateSeen | None = None
+
+    def told(self) -> list[tuple[int, str]]:
+        return [(event.batch, event.loss) for event in self.losses]
+
+    def repeats(self) -> list[tuple[int, int]]:
+        """Each place of a batch, and its next one."""
+        last: dict[int, int] = {}
+        found = []
+        for n, event in enumerate(self.losses):
+            if event.batch in last:
+                found.append((last[event.batch], n))
+            last[event.batch] = n
+        return found
+
+
+class TokensEqual(RunFold):
+    """LV-03. Each asking against the one after a cycle without training, and trained weights against the delta zero.
+
+    The first is of an engine that has never released anything: what comes back wrong alike each time differs from it.
+    """
+
+    rule = "LV-03"
+    sees = (TokensSeen,)
+
+    def __init__(self, view: RunView) -> None:
+        super().__init__(view)
+        self.asked: dict[str, list[TokensSeen]] = {}
+
+    def on(self, event: AnyEvent) -> None:
+        assert isinstance(event, TokensSeen)
+        self.asked.setdefault(event.when, []).append(event)
+
+    def end(self) -> None:
+        trained = self.asked.get("trained", [])
+        if not trained or _tokens(trained) != _tokens(self.asked.get("trained-again", [])):
+            return
+        for when in ("untrained", "trained", "further"):
+            self._cycled(self.asked.get(when, []), self.asked.get(f"{when}-cycled", []))
+        self._delta(self.asked.get("untrained", []), trained)
+
+    def _cycled(self, before: list[TokensSeen], after: list[TokensSeen]) -> None:
+        if not before or len(before) != len(after):
+            return
+        self.met("tokens-differ")
+        for one, two in zip(before, after, strict=True):
+            if one.tokens != two.tokens:
+                observed = (
+                    f"prompt {one.prompt} gave {one.tokens} before a cycle without training and {two.tokens} after"
+                )
+                self.found(two, "tokens-differ", "tokens for a seed are the same before and after a cycle", observed)
+                return
+
+    def _delta(self, untrained: list[TokensSeen], trained: list[TokensSeen]) -> None:
+        if not untrained:
+            return
+        self.met("delta-not-served")
+        if _tokens(untrained) == _tokens(trained):
+            observed = "for every prompt the trained weights give the tokens of the untrained ones"
+            self.found(trained[0], "delta-not-served", "tokens differ from the base's: the delta is not zero", observed)
+
+
+class HostReturns(RunFold):
+    """LV-04. By process: what a sleep brought to the host is gone once its owner is awake."""
+
+    rule = "LV-04"
+    sees = (LevelsSeen,)
+
+    def __init__(self, view: RunView) -> None:
+        super().__init__(view)
+        self.before: LevelsSeen | None = None
+        self.asleep: LevelsSeen | None = None
+        self.settled: LevelsSeen | None = None
+
+    def on(self, event: AnyEvent) -> None:
+        assert isinstance(event, LevelsSeen)
+        if event.when == "before":
+            self.before = event
+        elif event.when == "asleep":
+            self.asleep = event
+        elif event.when == "awake":
+            self._awake(event)
+        elif event.when == SETTLED:
+            self.settled = event
+        elif event.when == FLAT_AGAIN and self.settled is not None:
+            self._flat(self.settled, event)
+
+    def _awake(self, event: LevelsSeen) -> None:
+        if self.before is None or self.asleep is None:
+            return
+        for owner, level in self.before.host.items():
+            copied = self.asleep.host.get(owner, 0) - level
+            if "trainer" not in owner:
+                continue  # the engine sleeps now; its level awake has no before
+            if copied < LARGE:
+                continue
+            self.met("backup-kept")
+            kept = event.host.get(owner, 0) - level
+            if kept > max(FLAT, copied // 4):
+                observed = f"the {owner} process holds {kept} bytes of host memory more than before its sleep"
+                expected = f"host memory is back at its level once awake: of {copied} bytes asleep at most a quarter"
+                self.found(event, "backup-kept", expected, observed)
+
+    def _flat(self, settled: LevelsSeen, event: LevelsSeen) -> None:
+        self.met("host-grows")
+        self.met("handles-grow")
+        for owner, level in settled.host.items():
+            grown = event.host.get(owner, level) - level
+            if grown > FLAT:
+                observed = f"the {owner} process holds {grown} bytes of host memory more after 90 more cycles"
+                self.found(event, "host-grows", f"host memory differs by {FLAT} bytes at most", observed)
+        for what in ("files", "maps"):
+            for owner, count in getattr(settled, what).items():
+                grown = getattr(event, what).get(owner, count) - count
+                if grown > HANDLES_FLAT:
+                    kind = "open files" if what == "files" else "mappings"
+                    observed = f"the {owner} process has {grown} {kind} more after 90 more cycles"
+                    self.found(event, "handles-grow", f"{kind} differ by {HANDLES_FLAT} at most", observed)
+
+
+class AdaptersApart(RunFold):
+    """ML-01. An adapter's digests between two looks during which nothing was asked of it by name."""
+
+    rule = "ML-01"
+    sees = (CallBegin, CallEnd, StateSeen)
+    kinds: ClassVar[Mapping[str, str]] = {
+        "params": "weights-touched",
+        "masters": "weights-touched",
+        "moments": "moments-touched",
+        "gradients": "gradients-touched",
+    }
+
+    def __init__(self, view: RunView) -> None:
+        super().__init__(view)
+        self.fresh: dict[str, dict[str, str]] = {}
+        self.seen: dict[str, dict[str, str]] = {}
+        self.worked: set[str] = set()
+        self.other: set[str] = set()
+        self.renewed: dict[str, dict[str, str]] = {}
+
+    def on(self, event: AnyEvent) -> None:
+        if isinstance(event, CallBegin):
+            if event.method in ("train_step", "renew_adapter"):
+                self.worked.add(event.subject)
+                self.other |= set(self.seen) - {event.subject}
+            elif event.method.startswith("to_"):
+                self.other |= set(self.seen)
+            if event.method == "renew_adapter":
+                self.renewed[event.subject] = self.seen.get(event.subject, {})
+        elif isinstance(event, StateSeen) and event.of != "fingerprint":
+            self._state(event.of, event)
+
+    def _state(self, name: str, event: StateSeen) -> None:
+        known = self.seen.get(name)
+        if name in self.renewed:
+            self._pristine(name, event, self.renewed.pop(name))
+        elif known is not None and name not in self.worked and name in self.other:
+            self._untouched(name, event, known)
+        self.fresh.setdefault(name, event.facts)
+        self.seen[name] = event.facts
+        self.worked.discard(name)
+        self.other.discard(name)
+
+    def _untouched(self, name: str, event: StateSeen, known: dict[str, str]) -> None:
+        for kind, code in self.kinds.items():
+            if kind not in known:
+                continue
+            self.met(code)
+            if event.facts.get(kind) != known[kind]:
+                observed = f"the {kind} of {name} changed"
+                self.found(event, code, f"work on other adapters leaves the {kind} of {name} as they were", observed)
+
+    def _pristine(self, name: str, event: StateSeen, dropped: dict[str, str]) -> None:
+        fresh = self.fresh.get(name, {})
+        self.met("slot-not-pristine")
+        mine = event.facts
+        wrong = [kind for kind, value in fresh.items() if kind not in WEIGHTS and mine.get(kind) != value]
+        wrong += [k for k in WEIGHTS if k in dropped and dropped[k] != fresh.get(k) and mine.get(k) == dropped[k]]
+        if wrong:
+            observed = f"a new adapter in the slot of {name} has the old one's {', '.join(wrong)}"
+            self.found(event, "slot-not-pristine", "a reused slot starts as a new one", observed)
+
+
+def _bytes(stated: dict[str, list[int]], granule: int = 1) -> int:
+    """The bytes of allocations by tag, each in whole granules."""
+    return sum(-(-n // granule) * granule for sizes in stated.values() for n in sizes)
+
+
+def _tokens(asked: list[TokensSeen]) -> list[list[int]]:
+    return [event.tokens for event in asked]
