@@ -197,13 +197,13 @@ def test_a_cached_prefix_gives_the_same_tokens_without_computing_the_prompt_agai
         engine, ports = made()
         await engine.load_adapter("a", 1, adapter(ports, 1))
         computed: list[int] = []
-        logits = ports.logits
+        forward = ports.forward
 
-        def counted(tokens: list[int], *rest: Any) -> Any:
-            computed.append(len(tokens))
-            return logits(tokens, *rest)
+        def counted(ids: Any, *rest: Any) -> Any:
+            computed.append(ids.shape[1])
+            return forward(ids, *rest)
 
-        ports.logits = counted  # type: ignore[method-assign]
+        ports.forward = counted  # type: ignore[method-assign]
         first = await engine.generate(Ask())
         assert computed == [5, 1, 1, 1, 1, 1]
         computed.clear()

@@ -1,6 +1,6 @@
 """How an adapter travels from the trainer process to the engine process: a socket, raw bytes, one acknowledgement.
 
-    {"tensors": [[name, nbytes], ...]}\\n      a line of JSON
+    {"tensors": [[name, nbytes], ...], ...}\\n a line of JSON, with what else the sender says of them
     the bytes of each tensor in that order     nothing before, between or after
     {"sha256": ..., ...}\\n                    back: the receiver has copied everything
 
@@ -34,7 +34,11 @@ def listen(name: str, timeout: float) -> socket.socket:
 
 
 def send(
-    name: str, tensors: Mapping[str, Buffer], timeout: float, connected: Callable[[], None] = lambda: None
+    name: str,
+    tensors: Mapping[str, Buffer],
+    timeout: float,
+    connected: Callable[[], None] = lambda: None,
+    **said: Any,
 ) -> dict[str, Any]:
     """The receiver's acknowledgement, with the payload bytes that were sent under `bytes`.
 
@@ -47,7 +51,7 @@ def send(
         wire.connect(f"\0{name}")
         connected()
         sizes = [[tensor, len(memoryview(data).cast("B"))] for tensor, data in tensors.items()]
-        wire.sendall(json.dumps({"tensors": sizes}).encode() + b"\n")
+        wire.sendall(json.dumps({"tensors": sizes, **said}).encode() + b"\n")
         for data in tensors.values():
             raw = memoryview(data).cast("B")
             wire.sendall(raw)
@@ -59,19 +63,20 @@ def send(
     return {**told, "bytes": sent}
 
 
-def receive(server: socket.socket) -> tuple[socket.socket, dict[str, bytes]]:
-    """The sender, which waits for `acknowledge`, and copies of all tensors."""
+def receive(server: socket.socket) -> tuple[socket.socket, dict[str, Any], dict[str, bytearray]]:
+    """The sender, which waits for `acknowledge`; what it said of the tensors; copies of all of them."""
     wire, _ = server.accept()
     try:
         wire.settimeout(server.gettimeout())
-        sizes = json.loads(_line(wire))["tensors"]
-        return wire, {tensor: _exactly(wire, nbytes, tensor) for tensor, nbytes in sizes}
+        said = json.loads(_line(wire))
+        sizes = said.pop("tensors")
+        return wire, said, {tensor: _exactly(wire, nbytes, tensor) for tensor, nbytes in sizes}
     except BaseException:
         wire.close()
         raise
 
 
-def acknowledge(wire: socket.socket, tensors: Mapping[str, bytes], **facts: Any) -> None:
+def acknowledge(wire: socket.socket, tensors: Mapping[str, Buffer], **facts: Any) -> None:
     """Tells the sender which bytes have been copied, and ends the transfer."""
     with wire:
         wire.sendall(json.dumps({"sha256": digest_of(tensors), **facts}).encode() + b"\n")
@@ -96,11 +101,11 @@ def _line(wire: socket.socket) -> bytes:
     return bytes(line)
 
 
-def _exactly(wire: socket.socket, nbytes: int, tensor: str) -> bytes:
+def _exactly(wire: socket.socket, nbytes: int, tensor: str) -> bytearray:
     data, filled = bytearray(nbytes), 0
     while filled < nbytes:
         got = wire.recv_into(memoryview(data)[filled:])
         if not got:
             raise BadTransfer(f"{tensor} must have {nbytes} bytes (got {filled}, then the sender ended)")
         filled += got
-    return bytes(data)
+    return data

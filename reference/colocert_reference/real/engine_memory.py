@@ -2,7 +2,7 @@
 
 What a hand-off asks of an engine is here: three regions, a host copy of its weights while they are released, contents
 that are checked after they came back, an adapter that is copied before it is acknowledged. The engine that computes
-(transformers with peft adapters) is a later step and takes this module's place behind the same calls.
+(transformers with peft adapters) is `engine_process`, behind the same calls.
 
     weights      host backup (the mirror): bit-identical after a resume, which is verified
     kv_cache     no backup: what was cached is gone, so it must be flushed before the next generation
@@ -164,8 +164,9 @@ def held(device: Any) -> dict[str, int | None]:
 
 
 def _receive(engine: EngineMemory, server: Any) -> dict[str, Any]:
-    sender, tensors = adapter_wire.receive(server)
+    sender, _, received = adapter_wire.receive(server)
     try:
+        tensors = {name: bytes(data) for name, data in received.items()}
         version = engine.load_adapter(tensors)
         adapter_wire.acknowledge(sender, tensors, version=version, base=engine.base)
     finally:

@@ -17,7 +17,8 @@ The key-value store that ranks meet in is made once and kept, so no port has to 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -42,6 +43,16 @@ class World:
     timeout_minutes: int = 10
     parallel: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def tensor(self) -> int:
+        """How many ranks share one model. They are neighbours: megatron counts tensor-parallel ranks fastest."""
+        return int(self.parallel.get("tensor_model_parallel_size", 1))
+
+    @property
+    def data_rank(self) -> int:
+        """Which share of the data this rank trains on."""
+        return self.rank // self.tensor
+
     def store(self) -> dist.Store:
         if self.size == 1:
             return dist.HashStore()
@@ -61,7 +72,7 @@ class RealGroups:
     def __init__(self, world: World) -> None:
         self.world = world
         self._store = world.store()
-        self._attempts = 0
+        self._attempts = self._meetings = 0
         self._roots: tuple[object, ...] = ()
         self._last: list[dist.ProcessGroup] = []
 
@@ -89,6 +100,28 @@ class RealGroups:
         assert not self._last or len(self._last) == len(now), f"{len(self._last)} groups became {len(now)}"
         rebind(self._roots, dict(zip(map(id, self._last), now)))  # noqa: B905  # empty the first time
         self._last = now
+
+    @contextlib.contextmanager
+    def on_host(self) -> Iterator[Callable[[torch.Tensor, int], torch.Tensor]]:
+        """Gathers shards on the host (tensor, dimension) while the groups may be gone; every rank of a model enters.
+
+        By gloo, over a connection of its own that is made through the store and is gone at the end.
+        """
+        world, size = self.world, self.world.tensor
+        if size == 1:
+            yield lambda shard, dim: shard
+            return
+        self._meetings += 1
+        store = dist.PrefixStore(f"host/{self._meetings}/{world.data_rank}", self._store)
+        group = dist.ProcessGroupGloo(store, world.rank % size, size, world.timeout)
+
+        def whole(shard: torch.Tensor, dim: int) -> torch.Tensor:
+            own = shard.contiguous()
+            parts = [torch.empty_like(own) for _ in range(size)]
+            group.allgather([[part.view(torch.uint8) for part in parts]], [own.view(torch.uint8)]).wait()
+            return torch.cat(parts, dim=dim)
+
+        yield whole
 
     def arguments(self) -> list[dict[str, Any]]:
         """What each group of this rank is made with, read back from torch, in order of creation."""

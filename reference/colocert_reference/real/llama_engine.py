@@ -4,11 +4,12 @@ The same logic as on the rig (`colocert_reference.engine`) behind whose ports th
 
     weights      the base parameters, and buffers such as the rotary frequencies, which no checkpoint holds
     kv_cache     a fixed number of static caches, one a request under way; finished ones are kept as cached prefixes
-    cuda_graph   nothing: no graph is captured, the tag is taken and moves no memory
+    cuda_graph   nothing: no graph is captured; the tag moves memory where the caller has put some there (`captured`)
     (outside)    adapters: they survive a release, and requests under way keep the version that they began with
 
 Knows transformers, peft and torch. Does not know which saver is behind `memory`, drivers or processes. One request is
-computed at a time; several are under way. Tokens are bytes, chosen greedily.
+computed at a time; several are under way. Tokens are bytes: chosen greedily, or drawn for all samples of a request at
+once (`Sampling`), from a generator of the request's own, so that a seed gives the same tokens whatever else is served.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -51,38 +52,81 @@ class Memory(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaShape:
-    """Sizes of the model, of its adapters, and of its caches: `slots` of `length` tokens each."""
+    """Sizes of the model, of its adapters, and of its caches: `slots` of `length` tokens for `samples` each."""
 
     layers: int = 2
     hidden: int = 64
     heads: int = 4
     kv_heads: int = 2
     ffn: int = 128
+    vocabulary: int = BYTES
+    rope_theta: float = 10000.0
+    rms_eps: float = 1e-6
     lora_rank: int = 4
     lora_alpha: float = 8.0
+    targets: tuple[str, ...] = TARGETS
     slots: int = 4
     length: int = 64
+    samples: int = 1
 
     def config(self) -> LlamaConfig:
         return LlamaConfig(
-            vocab_size=BYTES,
+            vocab_size=self.vocabulary,
             hidden_size=self.hidden,
             intermediate_size=self.ffn,
             num_hidden_layers=self.layers,
             num_attention_heads=self.heads,
             num_key_value_heads=self.kv_heads,
             max_position_embeddings=self.length,
+            rms_norm_eps=self.rms_eps,
+            rope_parameters={"rope_type": "default", "rope_theta": self.rope_theta},
             tie_word_embeddings=False,
         )
 
     def lora(self) -> LoraConfig:
         return LoraConfig(
-            r=self.lora_rank, lora_alpha=self.lora_alpha, target_modules=list(TARGETS), task_type="CAUSAL_LM"
+            r=self.lora_rank, lora_alpha=self.lora_alpha, target_modules=list(self.targets), task_type="CAUSAL_LM"
         )
 
 
+@dataclass(frozen=True, eq=False)
+class Greedy:
+    """A request for the likeliest token, each time."""
+
+    prompt: str
+    adapter: str | None
+    tokens: int
+
+
+@dataclass(frozen=True, eq=False)
+class Sampling:
+    """A request for `samples` continuations of a prompt, drawn at a temperature above 0 from a seed."""
+
+    prompt: str
+    adapter: str | None
+    tokens: int
+    samples: int
+    temperature: float
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ValueError(f"temperature must be above 0 (got {self.temperature}): ask without sampling for greedy")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The next token of each sample of a request, and its logarithmic probability under what it was drawn from."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
 class Slot:
-    """One static cache. `serial` counts what was put into it, `used` says when; `busy` while a request is under way."""
+    """One static cache. `serial` counts what was put into it, `used` says when; `busy` while a request is under way.
+
+    Its rows are the samples of one request. A prompt is the same in all of them.
+    """
 
     def __init__(self, cache: StaticCache) -> None:
         self.cache = cache
@@ -114,12 +158,16 @@ class Slot:
 
 @dataclass(frozen=True)
 class Entry:
-    """Cached KV: the first `tokens` of a slot while it has that `serial`, and the token that came `then`."""
+    """Cached KV: the first `length` tokens of a slot while it has that `serial`, `logits` after them, what came `then`.
+
+    `logits` are [rows, vocabulary]; `then` is a token for each row.
+    """
 
     slot: Slot
     serial: int
-    tokens: tuple[int, ...]
-    then: int
+    length: int
+    logits: torch.Tensor
+    then: tuple[int, ...]
 
     def valid(self) -> bool:
         return self.slot.serial == self.serial
@@ -127,11 +175,18 @@ class Entry:
 
 @dataclass(frozen=True)
 class Token:
-    """A token, the logits [vocabulary] it was chosen from, and what is cached up to it."""
+    """A token, or one for each sample, and what is cached up to it."""
 
-    token: int
+    token: int | Drawn
     entry: Entry
-    logits: torch.Tensor | None
+
+
+@dataclass
+class Running:
+    """A request under way: its cache, and what it draws from."""
+
+    slot: Slot
+    generator: torch.Generator | None
 
 
 class Loaded(Mapping[str, torch.Tensor]):
@@ -151,10 +206,22 @@ class Loaded(Mapping[str, torch.Tensor]):
 
 
 class LlamaPorts:
-    """The engine's ports over a model in `memory`."""
+    """The engine's ports over a model in `memory`.
 
-    def __init__(self, memory: Memory, shape: LlamaShape, *, mirror: bool, device: str = "cpu", seed: int = 0) -> None:
-        self.memory, self.shape, self.device = memory, shape, device
+    `captured` is for a caller that has memory of its own under the tag of graphs: it is called after each resume.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        shape: LlamaShape,
+        *,
+        mirror: bool,
+        device: str = "cpu",
+        seed: int = 0,
+        captured: Callable[[], None] | None = None,
+    ) -> None:
+        self.memory, self.shape, self.device, self.captured = memory, shape, device, captured
         self.config = shape.config()
         with memory.region(WEIGHTS, backup=mirror):
             base = self._base(seed)
@@ -165,7 +232,7 @@ class LlamaPorts:
         self.model: PeftModel = get_peft_model(base, shape.lora(), adapter_name=_NONE)
         self.model.eval()
         self.places = {n: t.shape for n, t in get_peft_model_state_dict(self.model, adapter_name=_NONE).items()}
-        self.generations: dict[int, Slot] = {}
+        self.running: dict[int, Running] = {}
         self._requests = 0
         self._keys = 0
 
@@ -178,18 +245,20 @@ class LlamaPorts:
         shape = self.shape
         cache = StaticCache(config=self.config, max_cache_len=shape.length)
         head = shape.hidden // shape.heads
-        cache.early_initialization(1, shape.kv_heads, head, torch.float32, torch.device(self.device))
+        cache.early_initialization(shape.samples, shape.kv_heads, head, torch.float32, torch.device(self.device))
         return cache
 
     # ---- memory
 
     def pause(self, tag: str) -> None:
-        if tag != GRAPH:
+        if tag != GRAPH or self.captured is not None:
             self.memory.pause(tag)
 
     def resume(self, tag: str) -> None:
-        if tag != GRAPH:
+        if tag != GRAPH or self.captured is not None:
             self.memory.resume(tag)
+        if tag == GRAPH and self.captured is not None:
+            self.captured()
         if tag == KV:
             for slot in self.slots:
                 slot.serial += 1
@@ -241,50 +310,74 @@ class LlamaPorts:
     async def compute(self, request: Asking, adapter: Mapping[str, torch.Tensor] | None, cached: Entry | None) -> Token:
         """The next token of a request, from where it or the cached entry is."""
         await asyncio.sleep(0)
-        if cached is not None and self.generations.get(id(request)) is cached.slot and cached.valid():
-            return self._next(cached.slot, cached.tokens, [cached.then], adapter)
-        slot = self._slot(request)
-        prompt = tuple(request.prompt.encode())
-        if cached is not None and cached.valid() and cached.tokens == prompt:
-            slot.take(cached.slot, len(prompt))
-            return Token(cached.then, Entry(slot, slot.serial, prompt, cached.then), None)
-        return self._next(slot, (), list(prompt), adapter)
+        running = self.running.get(id(request))
+        if running is not None and cached is not None and cached.slot is running.slot and cached.valid():
+            return self._next(request, running, cached.length, torch.tensor(cached.then)[:, None], adapter)
+        running = running or self._begun(request)
+        prompt = list(request.prompt.encode())
+        if cached is not None and cached.valid() and cached.length == len(prompt):
+            running.slot.take(cached.slot, len(prompt))
+            return self._chosen(request, running, len(prompt), cached.logits)
+        return self._next(request, running, 0, torch.tensor([prompt]).expand(self.shape.samples, -1), adapter)
 
-    def _slot(self, request: Asking) -> Slot:
+    def _begun(self, request: Asking) -> Running:
         """A static cache for a new request: the one that was used longest ago."""
         free = [s for s in self.slots if not s.busy]
         if not free:
             raise TooManyRequests(f"at most {len(self.slots)} requests may be under way")
         slot = min(free, key=lambda s: s.used)
+        if isinstance(request, Sampling) and not 1 <= request.samples <= self.shape.samples:
+            raise ValueError(f"samples must be from 1 to {self.shape.samples} (got {request.samples})")
         self._requests += 1
         slot.begin(self._requests)
-        self.generations[id(request)] = slot
-        return slot
+        drawing = torch.Generator().manual_seed(request.seed) if isinstance(request, Sampling) else None
+        self.running[id(request)] = Running(slot, drawing)
+        return self.running[id(request)]
 
     def done(self, request: Asking) -> None:
         """The request's cache may be used again; until it is, it serves as a prefix."""
-        slot = self.generations.pop(id(request), None)
-        if slot is not None:
-            slot.busy = False
+        running = self.running.pop(id(request), None)
+        if running is not None:
+            running.slot.busy = False
 
     def _next(
-        self, slot: Slot, before: tuple[int, ...], tokens: list[int], adapter: Mapping[str, torch.Tensor] | None
+        self,
+        request: Asking,
+        running: Running,
+        before: int,
+        ids: torch.Tensor,
+        adapter: Mapping[str, torch.Tensor] | None,
     ) -> Token:
-        if len(before) + len(tokens) > self.shape.length:
+        if before + ids.shape[1] > self.shape.length:
             raise ValueError(f"a request must fit into {self.shape.length} tokens")
-        logits = self.logits(tokens, adapter, slot)[-1]
-        chosen = int(logits.argmax())
-        return Token(chosen, Entry(slot, slot.serial, (*before, *tokens), chosen), logits)
+        logits = self.forward(ids, adapter, running.slot)[:, -1]
+        return self._chosen(request, running, before + ids.shape[1], logits)
+
+    def _chosen(self, request: Asking, running: Running, length: int, logits: torch.Tensor) -> Token:
+        """A token a row. Rows beyond the samples asked for go along with the first."""
+        slot, drawing = running.slot, running.generator
+        if drawing is None or not isinstance(request, Sampling):
+            then = (int(logits[0].argmax()),) * self.shape.samples
+            return Token(then[0], Entry(slot, slot.serial, length, logits, then))
+        asked = torch.log_softmax(logits[: request.samples].float().cpu() / request.temperature, dim=-1)
+        drawn = torch.multinomial(asked.exp(), 1, generator=drawing)
+        tokens = tuple(drawn[:, 0].tolist())
+        then = tokens + tokens[:1] * (self.shape.samples - len(tokens))
+        said = Drawn(tokens, tuple(asked.gather(1, drawn)[:, 0].tolist()))
+        return Token(said, Entry(slot, slot.serial, length, logits, then))
+
+    def logits(self, tokens: list[int], adapter: Mapping[str, torch.Tensor] | None = None) -> torch.Tensor:
+        """The logits [tokens, vocabulary] of the base, or of a loaded adapter on it, without a cache."""
+        return self.forward(torch.tensor([tokens]), adapter)[0]
 
     @torch.no_grad()
-    def logits(
-        self, tokens: list[int], adapter: Mapping[str, torch.Tensor] | None = None, slot: Slot | None = None
+    def forward(
+        self, ids: torch.Tensor, adapter: Mapping[str, torch.Tensor] | None = None, slot: Slot | None = None
     ) -> torch.Tensor:
-        """The logits [tokens, vocabulary] of the base, or of a loaded adapter on it; in a slot, after what it holds."""
-        ids = torch.tensor([tokens], device=self.device)
+        """The logits [rows, tokens, vocabulary] of ids [rows, tokens]; in a slot, after what it holds."""
         kept: dict[str, Any] = {"past_key_values": slot.cache, "use_cache": True} if slot else {"use_cache": False}
         with self._with(adapter):
-            result: torch.Tensor = self.model(input_ids=ids, **kept).logits[0]
+            result: torch.Tensor = self.model(input_ids=ids.to(self.device), **kept).logits
         return result
 
     @contextlib.contextmanager
@@ -306,8 +399,9 @@ def llama_engine(
     base_requests: bool = False,
     device: str = "cpu",
     seed: int = 0,
+    captured: Callable[[], None] | None = None,
 ) -> Engine:
     """The engine over a model whose base is drawn from a seed."""
-    ports = LlamaPorts(memory, shape or LlamaShape(), mirror=mirror, device=device, seed=seed)
+    ports = LlamaPorts(memory, shape or LlamaShape(), mirror=mirror, device=device, seed=seed, captured=captured)
     tags = frozenset({WEIGHTS, KV, GRAPH})
     return Engine(ports, EngineSettings(tags=tags, lora=True, mirror=mirror, base_requests=base_requests))

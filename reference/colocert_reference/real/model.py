@@ -3,8 +3,9 @@
 Knows megatron-core. Does not know regions or the lifecycle: the caller says in which region each of these is built.
 
 The model has RMSNorm, grouped-query attention, SwiGLU and rotary positions, out of the local layer spec (no
-Transformer Engine), in FP32, tensor-parallel size 1. Weights are drawn on the CPU, so a seed gives the same model on
-every device. bf16 and the distributed optimizer, which exist on CUDA only, are a later step.
+Transformer Engine), in FP32. Weights are drawn whole on the CPU and then sharded, so a seed gives the same model on
+every device and for every tensor-parallel size. bf16 and the distributed optimizer, which exist on CUDA only, are a
+later step.
 """
 
 from __future__ import annotations
@@ -19,7 +20,13 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    copy_to_tensor_model_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+    set_tensor_model_parallel_attributes,
+)
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -39,15 +46,23 @@ class Shape:
     sequence: int = 32
     lora_rank: int = 8
     lora_alpha: float = 16.0
+    rope_theta: int = 10000
+    rms_eps: float = 1e-5
 
-    def config(self) -> TransformerConfig:
+    def config(self, tensor: int = 1) -> TransformerConfig:
+        """For a rank of `tensor` tensor-parallel ones."""
+        for name in ("heads", "kv_heads", "ffn", "vocabulary"):
+            if getattr(self, name) % tensor:
+                raise ValueError(f"{name} must be a multiple of the tensor-parallel size {tensor} (got {self})")
         return TransformerConfig(
+            tensor_model_parallel_size=tensor,
             num_layers=self.layers,
             hidden_size=self.hidden,
             num_attention_heads=self.heads,
             num_query_groups=self.kv_heads,
             ffn_hidden_size=self.ffn,
             normalization="RMSNorm",
+            layernorm_epsilon=self.rms_eps,
             gated_linear_unit=True,
             activation_func=torch.nn.functional.silu,
             add_bias_linear=False,
@@ -72,6 +87,7 @@ def build_model(shape: Shape, config: TransformerConfig, device: str, seed: int)
         vocab_size=shape.vocabulary,
         max_sequence_length=shape.sequence,
         position_embedding_type="rope",
+        rotary_base=shape.rope_theta,
         share_embeddings_and_output_weights=False,
     )
     if device != "cpu":
@@ -85,17 +101,24 @@ def build_model(shape: Shape, config: TransformerConfig, device: str, seed: int)
 def add_lora(model: torch.nn.Module, rank: int, alpha: float, seed: int) -> None:
     """Gives each parallel linear but the output layer a trainable `lora_a` [rank, in] and `lora_b` [out, rank].
 
-    The output becomes `W x + alpha/rank * B (A x)`; B starts at zero, so the adapted model starts as the base.
+    The output becomes `W x + alpha/rank * B (A x)`; B starts at zero, so the adapted model starts as the base. What is
+    sharded is what touches the sharded side of the weight: B of a column-parallel linear, A of a row-parallel one.
     """
     generator = torch.Generator().manual_seed(seed + 1)
     for linear in parallel_linears(model):
         outputs, inputs = linear.weight.shape
         device = linear.weight.device
+        drawn = torch.randn(rank, linear.input_size, generator=generator) / linear.input_size**0.5
+        column = isinstance(linear, ColumnParallelLinear)
+        if not column:
+            drawn = drawn.chunk(linear.tp_group.size(), dim=1)[linear.tp_group.rank()]
         # By factories, which a region captures on `host` too; what an operator returns it does not.
         lora_a, lora_b = torch.empty(rank, inputs, device=device), torch.zeros(outputs, rank, device=device)
-        lora_a.copy_(torch.randn(rank, inputs, generator=generator) / inputs**0.5)
+        lora_a.copy_(drawn)
         linear.register_parameter("lora_a", torch.nn.Parameter(lora_a))
         linear.register_parameter("lora_b", torch.nn.Parameter(lora_b))
+        # What megatron asks where it counts a parameter once, as in a gradient norm.
+        set_tensor_model_parallel_attributes(linear.lora_b if column else linear.lora_a, True, 0 if column else 1, 1)
         linear.register_forward_hook(_Lora(alpha / rank))
 
 
@@ -108,14 +131,21 @@ def parallel_linears(model: torch.nn.Module) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class _Lora:
-    """The forward hook of one linear; megatron's linears return (output, bias)."""
+    """The forward hook of one linear; megatron's linears return (output, bias).
+
+    The group is asked of the linear at each call: a rebuild replaces it there. Column-parallel, each rank knows only
+    its part of the gradient of `A x`: it is summed there, and thus for A and for x. Row-parallel, each rank has only
+    its part of `A x`: it is summed before B, whose product is then whole on every rank.
+    """
 
     scale: float
 
     def __call__(self, linear: Any, inputs: tuple[torch.Tensor, ...], result: tuple[Any, Any]) -> tuple[Any, Any]:
         output, bias = result
-        delta = torch.nn.functional.linear(torch.nn.functional.linear(inputs[0], linear.lora_a), linear.lora_b)
-        return output + self.scale * delta, bias
+        column = isinstance(linear, ColumnParallelLinear)
+        meet = copy_to_tensor_model_parallel_region if column else reduce_from_tensor_model_parallel_region
+        inner = meet(torch.nn.functional.linear(inputs[0], linear.lora_a), group=linear.tp_group)
+        return output + self.scale * torch.nn.functional.linear(inner, linear.lora_b), bias
 
 
 def wrap(model: GPTModel, config: TransformerConfig) -> DistributedDataParallel:

@@ -10,7 +10,11 @@ torch nor the saver, and holds nothing on the device.
 
 A sample is taken after each call. Within a call one side alone moves memory, and of one kind of bytes it only takes or
 only gives, so the samples hold the peaks; the stand-in's own high-water mark (`device_peak`) confirms the device's.
-An engine that computes is a later step: `engine_memory` says what this one does.
+The engine of `Pair` is memory alone (`engine_memory`); the pair whose engine computes and whose trainer learns from what
+it generated is `loop.LearningPair`. A step at a time, without the driver's order:
+
+    pair.step(pair.engine, "release", tags=["kv_cache"])   one call of one side, and a sample after it
+    pair.engine.call("facts"); pair.device.held_by(pair.engine, pair.trainer); pair.engine.held
 """
 
 from __future__ import annotations
@@ -25,17 +29,18 @@ from typing import Any
 from colocert_reference.driver import GRAPH, KV, WEIGHTS, Driver, DriverSettings
 from colocert_reference.real.processes import (
     ANSWER_WITHIN,
+    AnySide,
     CallFailed,
     DoesNotFit,
     PairError,
     ProcessDied,
     SharedDevice,
-    Side,
 )
 
 MIB = 1 << 20
 GRANULE = 2 * MIB
 ENGINE, TRAINER = "engine", "trainer"
+PLAIN, RAY = "plain", "ray"
 
 
 def granules(nbytes: int) -> int:
@@ -67,7 +72,11 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Sample:
-    """What both sides held after a step, in bytes. `free` is the whole device's; -1 for what the platform hides."""
+    """What both sides held after a step, in bytes. `free` is the whole device's; -1 for what the platform hides.
+
+    `tags` is what of `device` lies under which tag, by side, and `host_tags` of `host`, where the sides say so. `begun`
+    is on the clock of the pair, `failed` whether the step raised.
+    """
 
     phase: str
     step: str
@@ -75,6 +84,10 @@ class Sample:
     device: Mapping[str, int]
     host: Mapping[str, int]
     free: int
+    tags: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    host_tags: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    begun: float = 0.0
+    failed: bool = False
 
     @property
     def on_device(self) -> int:
@@ -92,7 +105,7 @@ class PairTrainers:
         self.pair = pair
 
     def init(self) -> None:
-        self.pair.step(self.pair.trainer, "init")
+        self.pair.init()
 
     def offload_grad_buffer(self) -> None:
         self.pair.step(self.pair.trainer, "offload_grad_buffer")
@@ -111,7 +124,7 @@ class PairTrainers:
         self.pair.step(self.pair.trainer, "wake_up")
 
     def train(self) -> None:
-        self.pair.step(self.pair.trainer, "train")
+        self.pair.train()
 
 
 class PairEngines:
@@ -133,7 +146,7 @@ class PairEngines:
             try:
                 self.pair.step(self.pair.engine, "resume", tags=[tag])
             except DoesNotFit as error:
-                error.needed, error.free = sum(map(granules, self.pair.sizes.blocks()[tag])), free
+                error.needed, error.free = self.pair.engine_needs(tag), free
                 raise
 
     def drain(self) -> None:
@@ -146,7 +159,7 @@ class PairEngines:
         self.pair.step(self.pair.engine, "admit")
 
     def generate(self) -> None:
-        self.pair.step(self.pair.engine, "generate")
+        self.pair.generate()
 
 
 class Pair:
@@ -166,6 +179,7 @@ class Pair:
         driver: Callable[..., Driver] = Driver,
         observe: Callable[[Sample], None] = lambda sample: None,
         answer_within: float = ANSWER_WITHIN,
+        processes: str = PLAIN,
     ) -> None:
         self.sizes = sizes or Sizes()
         settings = DriverSettings(peak_device=peak_device, lora=True, releasable=frozenset({WEIGHTS, KV, GRAPH}))
@@ -173,9 +187,10 @@ class Pair:
         self.observe, self.answer_within = observe, answer_within
         self.samples: list[Sample] = []
         self.adapter_bytes: list[int] = []
-        self.device = SharedDevice(device, self.sizes.capacity)
+        self.device = shared(processes, device, self.sizes.capacity)
         self._phase = "start"
-        self._sides: list[Side] = []
+        self._sides: list[AnySide] = []
+        self._began = time.monotonic()
         try:
             self._start()
         except BaseException:
@@ -183,8 +198,7 @@ class Pair:
             raise
 
     def _start(self) -> None:
-        wire = f"colocert-pair-{os.getpid()}-{uuid.uuid4().hex}"
-        common = {"wire": wire, "timeout": self.answer_within}
+        common = self._wire()
         blocks = {tag: list(sizes) for tag, sizes in self.sizes.blocks().items()}
         self.engine = self._process(ENGINE, "colocert_reference.real.engine_memory:main", blocks=blocks, **common)
         self.trainer = self._process(
@@ -197,7 +211,11 @@ class Pair:
         )
         self.step(self.engine, "start")
 
-    def _process(self, name: str, body: str, **arguments: Any) -> Side:
+    def _wire(self) -> dict[str, Any]:
+        """How the two processes reach each other."""
+        return {"wire": f"colocert-pair-{os.getpid()}-{uuid.uuid4().hex}", "timeout": self.answer_within}
+
+    def _process(self, name: str, body: str, **arguments: Any) -> AnySide:
         side = self.device.start(name, body, answer_within=self.answer_within, **arguments)
         self._sides.append(side)
         return side
@@ -208,17 +226,32 @@ class Pair:
         self._phase = "close"
         self.driver.close()
 
-    def step(self, side: Side, call: str, **arguments: Any) -> None:
-        """One call of one side, and the sample after it."""
-        name = ".".join((side.name, " ".join((call, *arguments.get("tags", ())))))
-        self.recorded(name, lambda: side.call(call, **arguments))
+    def init(self) -> None:
+        self.step(self.trainer, "init")
 
-    def recorded(self, step: str, act: Callable[[], Any]) -> None:
+    def train(self) -> None:
+        self.step(self.trainer, "train")
+
+    def generate(self) -> None:
+        self.step(self.engine, "generate")
+
+    def engine_needs(self, tag: str) -> int:
+        """The device bytes that a tag of the engine takes."""
+        return sum(map(granules, self.sizes.blocks()[tag]))
+
+    def step(self, side: AnySide, call: str, **arguments: Any) -> Any:
+        """What one call of one side returned; a sample is taken after it."""
+        name = ".".join((side.name, " ".join((call, *arguments.get("tags", ())))))
+        return self.recorded(name, lambda: side.call(call, **arguments))
+
+    def recorded(self, step: str, act: Callable[[], Any]) -> Any:
         """Carries out a step and samples after it, also after one that failed."""
         phase = self._enter(step)
         begun = time.monotonic()
+        failed = True
         try:
-            act()
+            value = act()
+            failed = False
         finally:
             sample = Sample(
                 phase,
@@ -227,32 +260,47 @@ class Pair:
                 self.device.held_by(*self._sides),
                 {side.name: side.held["host"] for side in self._sides},
                 self.device.free(),
+                {side.name: side.held.get("tags", {}) for side in self._sides},
+                {side.name: side.held.get("host_tags", {}) for side in self._sides},
+                begun - self._began,
+                failed,
             )
             self.samples.append(sample)
         self.observe(sample)
+        return value
 
     def sync(self) -> None:
-        """The adapter out of one process into the other. Both answer, whatever happens; a death is what is reported."""
-        self.trainer.begin("update_weights")
+        """The adapter out of one process into the other."""
+        if (nbytes := self.transfer("update_weights")) is not None:
+            self.adapter_bytes.append(nbytes)
+
+    def transfer(self, call: str, **arguments: Any) -> int | None:
+        """A call of the trainer that sends to the engine; the bytes, or None where it sent nothing.
+
+        Both answer, whatever happens; a death is what is reported.
+        """
+        self.trainer.begin(call, **arguments)
         try:
-            told = self.trainer.answer("update_weights")
+            told = self.trainer.answer(call)
         except CallFailed:
             self.engine.require_alive("receive")
             raise
         if not isinstance(told, dict) or "sending" not in told:
-            return
+            return None
         errors: list[PairError] = []
+        nbytes = 0
         try:
             self.engine.begin("receive")
-            self.adapter_bytes.append(self.engine.answer("receive")["bytes"])
+            nbytes = self.engine.answer("receive")["bytes"]
         except PairError as error:
             errors.append(error)
         try:
-            self.trainer.answer("update_weights")
+            self.trainer.answer(call)
         except PairError as error:
             errors.append(error)
         if errors:
             raise next((e for e in errors if isinstance(e, ProcessDied)), errors[0])
+        return nbytes
 
     def peaks(self) -> dict[str, Sample]:
         """The samples with the most bytes: `device` and `host` in total, and of each side alone."""
@@ -288,6 +336,17 @@ class Pair:
             return self._phase
         self._phase = after
         return now
+
+
+def shared(processes: str, device: str, capacity: int) -> SharedDevice:
+    """The device whose processes are children of this one (`plain`), or kept by Ray actors (`ray`)."""
+    if processes == RAY:
+        from colocert_reference.real.ray_sides import RayDevice
+
+        return RayDevice(device, capacity)
+    if processes != PLAIN:
+        raise ValueError(f"processes must be {PLAIN} or {RAY} (got {processes!r})")
+    return SharedDevice(device, capacity)
 
 
 _PHASES = {

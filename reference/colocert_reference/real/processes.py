@@ -21,11 +21,12 @@ the bytes that the process holds. A call whose process ends raises `ProcessDied`
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from colocert.device import Child, DeviceError, Machine, Outcome, start
 from colocert.device import ledger as device_ledger
@@ -34,6 +35,11 @@ from colocert.device.link import LinkClosed
 ANSWER_WITHIN = 120.0
 """Seconds within which a process must answer; the longest answer is the trainer's first, which imports megatron."""
 END_WITHIN, GRACE = 10.0, 0.5
+THREADS = "1"
+"""Of torch, a process, unless OMP_NUM_THREADS says otherwise: small models gain nothing from more, and sums that are
+split among as many threads as a machine has cores differ between machines."""
+NOTHING: dict[str, Any] = {"device": 0, "host": 0, "tags": {}, "host_tags": {}}
+"""What a process holds that is not there."""
 _FOREVER = 7 * 86400.0
 
 
@@ -50,7 +56,10 @@ class CallFailed(PairError):
 
     def __init__(self, side: str, call: str, error: str, text: str) -> None:
         super().__init__(f"{side}.{call}() raised {error}: {text}")
-        self.side, self.call, self.error = side, call, error
+        self.side, self.call, self.error, self.text = side, call, error, text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.side, self.call, self.error, self.text)
 
 
 class ProcessDied(PairError):
@@ -58,7 +67,10 @@ class ProcessDied(PairError):
 
     def __init__(self, side: str, call: str, text: str, outcome: Outcome | None) -> None:
         super().__init__(f"the {side} process {text} (in {call})")
-        self.side, self.call, self.outcome = side, call, outcome
+        self.side, self.call, self.text, self.outcome = side, call, text, outcome
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.side, self.call, self.text, self.outcome)
 
 
 class DoesNotFit(ProcessDied):
@@ -75,16 +87,38 @@ class DoesNotFit(ProcessDied):
         return super().__str__() + known
 
 
+class AnySide(Protocol):
+    """A side as a pair sees it: `Side`, or one whose process another process keeps (`ray_sides.RaySide`)."""
+
+    name: str
+    answer_within: float
+    held: dict[str, Any]
+    released: frozenset[str]
+    told: dict[str, Any]
+    death: ProcessDied | None
+
+    @property
+    def pid(self) -> int: ...
+    def call(self, call: str, **arguments: Any) -> Any: ...
+    def begin(self, call: str, **arguments: Any) -> None: ...
+    def answer(self, call: str) -> Any: ...
+    def require_alive(self, call: str) -> None: ...
+    def end(self) -> None: ...
+
+
 class Side:
     """One process of the pair.
 
-    `held` is what it said last, its own device bytes and its pinned host bytes; `released`, the tags it has given back.
+    `held` is what it said last: its own device bytes and its pinned host bytes, and of those what lies under which tag
+    (`tags`, `host_tags`) where it says so. `released`, the tags it has given back; `told`, all that went with its last
+    answer.
     """
 
     def __init__(self, name: str, child: Child, answer_within: float) -> None:
         self.name, self.child, self.answer_within = name, child, answer_within
-        self.held: dict[str, Any] = {"device": 0, "host": 0}
+        self.held: dict[str, Any] = dict(NOTHING)
         self.released: frozenset[str] = frozenset()
+        self.told: dict[str, Any] = {}
         self.death: ProcessDied | None = None
         self._ended = False
 
@@ -95,7 +129,7 @@ class Side:
     def call(self, call: str, **arguments: Any) -> Any:
         """What the call returned there."""
         self.begin(call, **arguments)
-        return self.answer(_as_called(call, arguments))
+        return self.answer(as_called(call, arguments))
 
     def begin(self, call: str, **arguments: Any) -> None:
         """Asks and does not wait; each needs its `answer`."""
@@ -104,7 +138,7 @@ class Side:
         try:
             self.child.tell({"call": call, **arguments})
         except LinkClosed:
-            raise self._died(_as_called(call, arguments)) from None
+            raise self._died(as_called(call, arguments)) from None
 
     def answer(self, call: str) -> Any:
         """The value; the message itself where it is neither an answer nor an error (a report before the answer)."""
@@ -117,6 +151,7 @@ class Side:
         except TimeoutError:
             self.child.kill()
             raise self._died(call, f"gave no answer within {self.answer_within:g} s and was killed") from None
+        self.told = message
         self.held = message.get("held", self.held)
         self.released = frozenset(message.get("released", self.released))
         if "error" in message:
@@ -148,7 +183,7 @@ class Side:
             self._wait()
 
     def _died(self, call: str, text: str = "") -> ProcessDied:
-        self.held = {"device": 0, "host": 0}
+        self.held = dict(NOTHING)
         self._ended = True
         try:
             outcome = self._wait()
@@ -169,19 +204,22 @@ class Side:
 
 
 class SharedDevice:
-    """One device for both processes. `capacity` limits the stand-in and means nothing on `cuda`, whose is its own."""
+    """One device for both processes. `capacity` limits the stand-in and means nothing on `cuda`, whose is its own.
 
-    def __init__(self, name: str, capacity: int) -> None:
+    `folder` is that of the device where another process made it.
+    """
+
+    def __init__(self, name: str, capacity: int, folder: Path | None = None) -> None:
         self.name, self.capacity = name, capacity
-        self.folder = Path(tempfile.mkdtemp(prefix="colocert-pair-"))
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="colocert-pair-"))
         self._ledger = self.folder / "ledger"
         self._machine = Machine(
             device="cuda" if name == "cuda" else "host", capacity=capacity, ledger=self._ledger.resolve()
         )
 
-    def start(self, side: str, body: str, *, answer_within: float = ANSWER_WITHIN, **arguments: Any) -> Side:
+    def start(self, side: str, body: str, *, answer_within: float = ANSWER_WITHIN, **arguments: Any) -> AnySide:
         """A process that has said that it is there: its hook is proved and it holds nothing yet."""
-        env = {"PYTHONWARNINGS": "ignore"}
+        env = {"PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", THREADS)}
         try:
             child = start(body, machine=self._machine, env=env, deadline=_FOREVER, **arguments)
         except DeviceError as error:
@@ -190,7 +228,7 @@ class SharedDevice:
         begun.answer("start")
         return begun
 
-    def held_by(self, *sides: Side) -> dict[str, int]:
+    def held_by(self, *sides: AnySide) -> dict[str, int]:
         """Device bytes by side: out of the ledger, read from outside; on `cuda` what each process said last."""
         if self.name == "cuda":
             return {side.name: side.held["device"] or 0 for side in sides}
@@ -227,5 +265,5 @@ def _how(outcome: Outcome) -> str:
     return f"ended with {outcome.kind}, code {outcome.returncode}: {outcome.last_words or 'it left no word'}"
 
 
-def _as_called(call: str, arguments: dict[str, Any]) -> str:
+def as_called(call: str, arguments: dict[str, Any]) -> str:
     return " ".join((call, *map(str, arguments.get("tags", ()))))

@@ -1,18 +1,20 @@
 """The reference trainer on real tensors: the lifecycle of `colocert_reference.lifecycle` over four real ports.
 
 Knows how the parts are put together and in which region each is built. Does not know the engine: what a sync sends
-goes to `deliver`. The training is next-token prediction on a few batches of seeded random tokens, taken in turn: which
-one a step sees depends on its number alone, whatever happened in between.
+goes to `deliver`. A step trains on the rollouts that it was fed (`policy`). Without any it is next-token prediction on
+a few batches of seeded random tokens, taken in turn: which one a step sees depends on its number alone, whatever
+happened in between.
 
     trainer = RealTrainer(Shape(), device="host", deliver=engine_side)
     trainer.train(); trainer.offload_grad_buffer(); trainer.sleep(); trainer.update_weights()
-    trainer.wake_up(); trainer.train() ... trainer.close()
+    trainer.wake_up(); trainer.feed(PolicyBatch.from_rollouts(groups)); trainer.train() ... trainer.close()
 
 Has run on `host` (the real saver over the stand-in driver, gloo). On `cuda` (NCCL) it has not run yet.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 from collections.abc import Callable, Mapping
@@ -22,12 +24,15 @@ import torch
 
 from colocert_reference.lifecycle import Lifecycle
 from colocert_reference.ports import DEFAULT, GRADS, Ports, Settings
-from colocert_reference.real import cpu_shims, model
+from colocert_reference.real import cpu_shims, export, model
 from colocert_reference.real.groups import RealGroups, World
 from colocert_reference.real.memory import SaverMemory, open_memory
 from colocert_reference.real.model import Shape
+from colocert_reference.real.policy import PolicyBatch
 
 BATCHES = 2
+MEGATRON, PEFT = "megatron", "peft"
+"""How a sync names what it sends: this rank's tensors as they are, or whole ones as engines load them (`export`)."""
 
 Deliver = Callable[[Mapping[str, torch.Tensor]], None]
 """Takes what a sync sends, by parameter name. The tensors are views: valid during the call, to be copied to be kept."""
@@ -74,24 +79,34 @@ class RealWork:
         parts: Parts,
         gradients: RealGradients,
         memory: SaverMemory,
+        groups: RealGroups,
         deliver: Deliver,
         *,
         accumulate: int,
         seed: int,
+        names: str,
     ) -> None:
-        self.parts, self.gradients, self.memory, self.deliver = parts, gradients, memory, deliver
-        self.accumulate, self.seed = accumulate, seed
+        if names not in (MEGATRON, PEFT):
+            raise ValueError(f"names must be {MEGATRON} or {PEFT} (got {names!r})")
+        self.parts, self.gradients, self.memory, self.groups = parts, gradients, memory, groups
+        self.deliver, self.accumulate, self.seed, self.names = deliver, accumulate, seed, names
         self.losses: list[float] = []
+        self.fed: PolicyBatch | None = None
+
+    def feed(self, batch: PolicyBatch) -> None:
+        """The next step trains on this batch; of several before one step the last counts."""
+        batch.check(self.parts.shape.vocabulary, self.parts.shape.sequence)
+        self.fed = batch
 
     def step(self) -> None:
         """Forward and backward into the gradient buffers; at the end of an accumulation, reduce and step."""
         ddp, optimizer = self.parts.ddp, self.parts.optimizer
         if not self.gradients.live():
             ddp.zero_grad_buffer()
-        ids, positions, mask = self._batch(len(self.losses))
-        loss = ddp(ids, positions, mask, labels=ids.roll(-1, dims=1)).mean()
+        loss = self._loss()
         (loss / self.accumulate).backward()
         self.losses.append(loss.item())
+        self.fed = None
         self.gradients.pending += 1
         if self.gradients.pending == self.accumulate:
             ddp.finish_grad_sync()
@@ -100,9 +115,15 @@ class RealWork:
             self.gradients.pending = 0
 
     def send(self, tag: str, *, from_host: bool) -> None:
-        """The trainable parameters: the adapter under LoRA, all of them without."""
+        """The trainable parameters: the adapter under LoRA, all of them without. Nothing else is read."""
         tensors = {name: p.detach() for name, p in self.parts.model.named_parameters() if p.requires_grad}
-        self.deliver({name: self.memory.backup(t) for name, t in tensors.items()} if from_host else tensors)
+        if from_host:
+            tensors = {name: self.memory.backup(t) for name, t in tensors.items()}
+        if self.names == PEFT:
+            whole = export.adapter_state if self.parts.shape.lora_rank else export.base_state
+            with self.groups.on_host() if from_host else contextlib.nullcontext() as gather:
+                tensors = whole(self.parts.model, self.parts.shape, tensors=tensors, gather=gather)
+        self.deliver(tensors)
 
     def rematerialize(self) -> None:
         raise NotImplementedError("this trainer has no rematerialised parameters: they are their own master weights")
@@ -111,14 +132,25 @@ class RealWork:
         gc.collect()
         self.memory.managed.give_up_cache()
 
+    def _loss(self) -> torch.Tensor:
+        """Of the rollouts that were fed, or of the seeded tokens whose turn it is."""
+        if self.fed is None:
+            ids, positions, mask = self._batch(len(self.losses))
+            return self.parts.ddp(ids, positions, mask, labels=ids.roll(-1, dims=1)).mean()
+        labels = self.fed.labels.to(self.memory.managed.device)
+        return self.fed.loss(self.parts.ddp(*self._inputs(self.fed.ids), labels=labels))
+
     def _batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        shape, device = self.parts.shape, self.memory.managed.device
-        rank = self.parts.world.rank
-        generator = torch.Generator().manual_seed(self.seed + 1000 * (step % BATCHES) + rank)
-        ids = torch.randint(0, shape.vocabulary, (2, shape.sequence), generator=generator).to(device)
-        positions = torch.arange(shape.sequence, device=device).expand(2, -1)
-        mask = torch.ones(shape.sequence, shape.sequence, dtype=torch.bool, device=device).triu(1)[None, None]
-        return ids, positions, mask
+        shape = self.parts.shape
+        generator = torch.Generator().manual_seed(self.seed + 1000 * (step % BATCHES) + self.parts.world.data_rank)
+        return self._inputs(torch.randint(0, shape.vocabulary, (2, shape.sequence), generator=generator))
+
+    def _inputs(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Tokens, positions, and the causal mask: true where a position is hidden."""
+        (rows, length), device = ids.shape, self.memory.managed.device
+        positions = torch.arange(length, device=device).expand(rows, -1)
+        mask = torch.ones(length, length, dtype=torch.bool, device=device).triu(1)[None, None]
+        return ids.to(device), positions, mask
 
 
 class Parts:
@@ -126,7 +158,7 @@ class Parts:
 
     def __init__(self, shape: Shape, memory: SaverMemory, world: World, seed: int, learning_rate: float) -> None:
         self.shape, self.world = shape, world
-        config = shape.config()
+        config = shape.config(world.tensor)
         with memory.region(DEFAULT):
             self.model = model.build_model(shape, config, memory.managed.device, seed)
         with memory.region(GRADS):
@@ -160,6 +192,7 @@ class RealTrainer(Lifecycle):
         offload_train: bool = True,
         seed: int = 0,
         learning_rate: float = 1e-2,
+        names: str = MEGATRON,
     ) -> None:
         shape = shape or Shape()
         device = device or os.environ.get("COLOCERT_DEVICE", "host")
@@ -173,9 +206,13 @@ class RealTrainer(Lifecycle):
         self.parts = Parts(shape, memory, world, seed, learning_rate)
         groups.attach(self.parts.ddp, self.parts.optimizer)
         gradients = RealGradients(self.parts.ddp)
-        work = RealWork(self.parts, gradients, memory, deliver, accumulate=accumulate, seed=seed)
+        work = RealWork(self.parts, gradients, memory, groups, deliver, accumulate=accumulate, seed=seed, names=names)
         self.memory, self.groups, self.work = memory, groups, work
         super().__init__(
             Ports(memory=memory, groups=groups, gradients=gradients, work=work),
             Settings(tags=frozenset({DEFAULT, GRADS}), lora=shape.lora_rank > 0, offload_train=offload_train),
         )
+
+    def feed(self, batch: PolicyBatch) -> None:
+        """What the next `train()` trains on, awake or asleep; under tensor parallelism the same on all its ranks."""
+        self.work.feed(batch)

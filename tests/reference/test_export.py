@@ -1,0 +1,138 @@
+"""The trainer's export, judged by logits: an engine of another code base computes what the trainer computes.
+
+Tolerances. Both sides compute in FP32 and differ in the order of sums of at most 96 terms and in how they fuse; the
+logits here are of order 1, where one rounding is 6e-8, and two layers are some dozens of roundings: 5e-6. A split
+that is wrong in any row moves logits by more than 1e-3.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import colocert
+import colocert_reference
+from colocert.device import Child, Machine, start
+
+NEEDED = ("torch", "megatron.core", "torch_memory_saver", "transformers", "peft", "safetensors")
+missing = [name for name in NEEDED if importlib.util.find_spec(name.partition(".")[0]) is None]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(missing), reason=f"needs the extra `reference` (got no {', '.join(missing)})"),
+]
+
+SCENARIOS = Path(__file__).with_name("export_scenarios.py")
+SOURCES = os.pathsep.join(str(Path(p.__file__ or "").parents[1]) for p in (colocert, colocert_reference))
+ROUNDING, WRONG = 5e-6, 1e-3
+PARALLEL = {"alone": (1, 1), "tensor": (2, 2), "data": (1, 2)}
+
+
+def child(body: str, **arguments: Any) -> Child:
+    env = {"PYTHONPATH": SOURCES, "PYTHONWARNINGS": "ignore"}
+    return start(f"{SCENARIOS}:{body}", machine=Machine(), env=env, deadline=240, **arguments)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("export")
+
+
+@pytest.fixture(scope="module")
+def seen(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """What each rank of each layout saw."""
+    results = {}
+    for layout, (tensor, size) in PARALLEL.items():
+        where, port = folder / layout, free_port()
+        where.mkdir()
+        with contextlib.ExitStack() as stack:
+            arguments = {"folder": str(where), "tensor": tensor, "size": size, "port": port}
+            ranks = [stack.enter_context(child("agrees", rank=rank, **arguments)) for rank in range(size)]
+            for rank in ranks:
+                assert rank.listen() == "done"
+            for rank in ranks:
+                rank.tell("leave")
+            results[layout] = [rank.wait().expect("ok") for rank in ranks]
+    return results
+
+
+@pytest.mark.parametrize("layout", PARALLEL)
+def test_trainer_and_engine_agree_on_base_and_on_adapter(seen: dict[str, Any], layout: str) -> None:
+    for rank in seen[layout]:
+        assert rank["apart"]["base"] < ROUNDING
+        assert rank["apart"]["adapter"] < ROUNDING
+        assert rank["delta"] > 0.1  # of an adapter that does something
+
+
+@pytest.mark.parametrize("layout", PARALLEL)
+def test_what_a_sync_sends_asleep_is_what_it_sends_awake_and_the_same_on_all_ranks(
+    seen: dict[str, Any], layout: str
+) -> None:
+    """Asleep under tensor parallelism, shards are gathered although the groups are gone."""
+    [sent] = {tuple(rank["sent"]) for rank in seen[layout]}
+    awake, asleep = sent
+    assert awake == asleep
+
+
+@pytest.mark.parametrize("layout", PARALLEL)
+def test_all_ranks_export_identical_bytes_after_training(seen: dict[str, Any], layout: str) -> None:
+    [exported] = {rank["exported"] for rank in seen[layout]}
+    assert exported != seen[layout][0]["sent"][0]
+
+
+def test_the_same_seed_gives_the_same_base_bit_for_bit_however_it_is_sharded(seen: dict[str, Any]) -> None:
+    assert len({rank["base"] for ranks in seen.values() for rank in ranks}) == 1
+
+
+def test_the_same_seed_trains_alike_with_one_and_with_two_tensor_parallel_ranks(seen: dict[str, Any]) -> None:
+    """Eight steps, four of the optimizer; sums that are split in two round otherwise."""
+    [alone], [zero, one] = seen["alone"], seen["tensor"]
+    assert zero["losses"] == one["losses"]
+    assert len(alone["losses"]) == 8
+    assert zero["losses"] == pytest.approx(alone["losses"], abs=1e-5)
+    assert alone["losses"][-1] < alone["losses"][0] - 0.1
+
+
+def test_gradients_of_the_adapter_are_the_same_with_one_and_with_two_tensor_parallel_ranks(
+    seen: dict[str, Any], folder: Path
+) -> None:
+    """Of all A and B, whichever is sharded, from both ranks."""
+    from safetensors.torch import load_file
+
+    alone = load_file(folder / "alone" / "gradients-1-0.safetensors")
+    assert all(gradient.count_nonzero() for gradient in alone.values())
+    for rank in (0, 1):
+        halves = load_file(folder / "tensor" / f"gradients-2-{rank}.safetensors")
+        assert halves.keys() == alone.keys()
+        for name, gradient in alone.items():
+            assert float((halves[name] - gradient).abs().max()) < 1e-3 * float(gradient.abs().max()), name
+
+
+def test_data_parallel_ranks_see_other_data(seen: dict[str, Any]) -> None:
+    zero, one = seen["data"]
+    assert zero["losses"] != one["losses"]
+
+
+def test_a_wrong_split_of_a_fused_tensor_shows_in_the_logits() -> None:
+    apart = child("mistakes").wait().expect("ok")
+    for way, difference in apart.items():
+        assert (difference < ROUNDING) if way.startswith("right.") else (difference > WRONG), (way, apart)
+    assert len(apart) == 8
+
+
+def test_without_lora_the_whole_model_is_sent_by_the_engines_names() -> None:
+    facts = child("full").wait().expect("ok")
+    assert facts["same"]
+    assert facts["apart"] < ROUNDING
