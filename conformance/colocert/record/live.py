@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from colocert.record.drive import NotRun, ProcessGone, TrainerShapeError
 from colocert.record.scenarios import Scenario
 from colocert.rig.contract import Claims
-from colocert.rig.live_device import NoLiveDevice, device_name
+from colocert.rig.live_device import NoLiveDevice, device_name, lacking
 from colocert.rig.live_rig import ADAPTER_METHODS, ENGINE, GIB, PAIR_METHODS, LiveConfig, LiveRig
 from colocert.trace.events import (
     AnyEvent,
@@ -71,14 +71,11 @@ class LiveSession:
     # ---- pairs
 
     def build(self, kind: str) -> None:
-        """The factory. Raises what it raises, `NotRun` without the device, and `TrainerShapeError`."""
+        """The factory. Raises what it raises, and `TrainerShapeError` for a pair without the calls of one."""
         self.number += 1
         self.losses.append([])
         self.rig.emit(RunBegan(self.number, kind))
-        try:
-            self.pair = self.rig.run(self.implementation.live(self.rig))
-        except NoLiveDevice as error:
-            self.lacks(str(error))
+        self.pair = self.rig.run(self.implementation.live(self.rig))
         wanted = [*PAIR_METHODS, *(ADAPTER_METHODS if self.rig.config.multi_lora else ())]
         missing = [m for m in wanted if not callable(getattr(self.pair, m, None))]
         if missing:
@@ -214,7 +211,7 @@ class LiveSession:
 
 
 def run_live(implementation: Any, claims: Claims, scenario: Scenario, sink: Callable[[AnyEvent], None]) -> None:
-    """Takes every step of the scenario; events go to `sink` as they happen."""
+    """Takes every step of the scenario; events go to `sink` as they happen. Raises `NotRun` without the device."""
     if not hasattr(implementation, "live"):
         return
     peak = "gpu" if "gpu" in claims.peak_device else "cpu"
@@ -226,6 +223,8 @@ def run_live(implementation: Any, claims: Claims, scenario: Scenario, sink: Call
     rig = LiveRig(LiveConfig(**{"regions": {}, **config, **scenario.config}), claims, sink)
     session = LiveSession(rig, implementation)
     try:
+        if why := lacking(device):
+            session.lacks(why)
         for step in scenario.steps:
             take_step(session, step)
         session.close()

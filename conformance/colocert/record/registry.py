@@ -49,7 +49,7 @@ _RUNNERS: Mapping[str, Callable[[Any, Claims, Scenario, Callable[[AnyEvent], Non
 )
 
 PATIENCE: Mapping[str, float] = MappingProxyType(
-    {"live": 6.0, "group": 4.0, "frozen-offload": 3.0, "sync-payload": 2.0}
+    {"live": 8.0, "group": 4.0, "frozen-offload": 3.0, "sync-payload": 2.0}
 )
 """Profiles whose scenarios take longer than others, and by what factor: their processes are real and have to start, or
 the first of them imports torch and a whole framework."""

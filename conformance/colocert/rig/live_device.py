@@ -9,6 +9,7 @@ and says how much is free; its own bytes are the same in every measurement.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import tempfile
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from colocert.device import Child, DeviceError, Machine, Stage, start
+from colocert.device import Child, DeviceError, Machine, Stage, run, start
 from colocert.device import ledger as device_ledger
 from colocert.device.hook import GRANULE
 from colocert.device.link import LinkClosed
@@ -43,29 +44,35 @@ def device_name() -> str:
     return name
 
 
+@functools.cache
+def lacking(name: str) -> str:
+    """Why this machine has no such device, found by a process that starts on it; empty where it has one."""
+    try:
+        outcome = run(meter, machine=Machine(device="cuda" if name == "cuda" else "host"), deadline=60.0, once=True)
+    except DeviceError as error:
+        return f"device {name}: {' '.join(str(error).split())}"
+    if outcome.kind == "ok":
+        return ""
+    last = (outcome.traceback.strip().splitlines() or [outcome.last_words or outcome.kind])[-1]
+    return f"device {name}: a process on it ended with {last}"
+
+
 class LiveDevice:
     """One device for all processes of a pair. `capacity` limits the stand-in and means nothing on `cuda`."""
 
     def __init__(self, name: str, capacity: int) -> None:
-        self.name, self.granule = name, GRANULE if name == "host" else TORCH_SEGMENT
+        self.name, self.capacity = name, capacity
+        self.granule = GRANULE if name == "host" else TORCH_SEGMENT
         self._folder = Path(tempfile.mkdtemp(prefix="colocert-live-"))
-        self.machine = Machine(
-            device="cuda" if name == "cuda" else "host", capacity=capacity, ledger=(self._folder / "ledger").resolve()
-        )
+        self.ledger = (self._folder / "ledger").resolve()
+        self.machine = Machine(device="cuda" if name == "cuda" else "host", capacity=capacity, ledger=self.ledger)
         self._meter: Child | None = None
-        try:
-            self._meter = start(meter, machine=self.machine, deadline=_FOREVER, own_group=False)
-            self.total = int(self._ask({"ask": "free"}))
-        except (DeviceError, LinkClosed, TimeoutError) as error:
-            why = self._why(error)
-            self.close()
-            raise NoLiveDevice(f"device {name}: {why}") from None
 
     def free(self) -> int:
         """Bytes free on the whole device."""
-        if self.name == "host":
-            return device_ledger.read(self.machine.ledger).free  # type: ignore[arg-type]
-        return int(self._ask({"ask": "free"}))
+        if self.name == "cuda":
+            return int(self._ask("free"))
+        return device_ledger.read(self.ledger).free if self.ledger.exists() else self.capacity
 
     def settled(self, wanted: Callable[[int], bool]) -> int:
         """Free bytes once they are as wanted, or after `SETTLE` seconds."""
@@ -76,42 +83,31 @@ class LiveDevice:
 
     def held(self, pids: Iterable[int]) -> dict[int, int]:
         """Device bytes by process; processes of which the device does not tell are left out."""
-        if self.name == "host":
-            holders = device_ledger.read(self.machine.ledger).holders  # type: ignore[arg-type]
-            by_pid = {h.pid: h.used for h in holders if h.alive}
-            return {pid: by_pid.get(pid, 0) for pid in pids}
-        told = self._ask({"ask": "processes"})
-        return {pid: int(told[str(pid)]) for pid in pids if str(pid) in told}
+        if self.name == "cuda":
+            told = self._ask("processes")
+            return {pid: int(told[str(pid)]) for pid in pids if str(pid) in told}
+        holders = device_ledger.read(self.ledger).holders if self.ledger.exists() else ()
+        by_pid = {h.pid: h.used for h in holders if h.alive}
+        return {pid: by_pid.get(pid, 0) for pid in pids}
 
     def close(self) -> None:
         """Ends the suite's own process and removes the ledger."""
         if self._meter is not None:
-            with self._meter as meter_, contextlib.suppress(LinkClosed):
-                meter_.tell(None)
+            with self._meter as ending, contextlib.suppress(LinkClosed):
+                ending.tell(None)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _ask(self, message: dict[str, str]) -> Any:
-        assert self._meter is not None
-        self._meter.tell(message)
+    def _ask(self, what: str) -> Any:
+        if self._meter is None:
+            self._meter = start(meter, machine=self.machine, deadline=_FOREVER, own_group=False)
+        self._meter.tell(what)
         return self._meter.listen(60.0)
 
-    def _why(self, error: Exception) -> str:
-        """What the process on the device ended with, rather than that it has ended."""
-        if isinstance(error, DeviceError) or self._meter is None:
-            return " ".join(str(error).split())
-        self._meter.kill()
-        try:
-            outcome = self._meter.wait()
-        except DeviceError as named:
-            return " ".join(str(named).split())
-        last = (outcome.traceback.strip().splitlines() or [outcome.last_words or outcome.kind])[-1]
-        return f"a process on it ended with: {last}"
 
-
-def meter(stage: Stage) -> None:
-    """The suite's process on the device: says what is free, and on `cuda` who holds what, until it is told to leave."""
-    while (message := stage.listen(_FOREVER)) is not None:
-        stage.tell(stage.device.free_bytes() if message["ask"] == "free" else _processes())
+def meter(stage: Stage, once: bool = False) -> None:
+    """The suite's process on the device: says what is free, and who holds what, until it is told to leave."""
+    while not once and (message := stage.listen(_FOREVER)) is not None:
+        stage.tell(stage.device.free_bytes() if message == "free" else _processes())
 
 
 def _processes() -> dict[str, int]:

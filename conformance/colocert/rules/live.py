@@ -119,7 +119,7 @@ class Released(RunFold):
 
 
 class LossesEqual(RunFold):
-    """LV-02. Judged at the end: two runs without hand-offs have to agree, or nothing can be said."""
+    """LV-02. Judged at the end: two runs without hand-offs have to agree, and to train, or nothing can be said."""
 
     rule = "LV-02"
     sees = (LossSeen, RunBegan, StateSeen)
@@ -138,7 +138,7 @@ class LossesEqual(RunFold):
 
     def end(self) -> None:
         plain = [run for run in self.runs if run.kind == "plain"]
-        if len(plain) < 2 or plain[0].told() != plain[1].told():
+        if len(plain) < 2 or plain[0].told() != plain[1].told() or not plain[0].trains():
             return
         for run in self.runs:
             if run.kind == "hand-offs" and len(run.losses) == len(plain[0].losses):
@@ -194,6 +194,10 @@ class _LossRun:
 
     def told(self) -> list[tuple[int, str]]:
         return [(event.batch, event.loss) for event in self.losses]
+
+    def trains(self) -> bool:
+        """Whether some batch has another loss when its turn comes again."""
+        return any(self.losses[one].loss != self.losses[two].loss for one, two in self.repeats())
 
     def repeats(self) -> list[tuple[int, int]]:
         """Each place of a batch, and its next one."""
@@ -294,6 +298,8 @@ class HostReturns(RunFold):
                 self.found(event, "backup-kept", expected, observed)
 
     def _flat(self, settled: LevelsSeen, event: LevelsSeen) -> None:
+        if not settled.host:
+            return  # no process is known
         self.met("host-grows")
         self.met("handles-grow")
         for owner, level in settled.host.items():
@@ -311,7 +317,10 @@ class HostReturns(RunFold):
 
 
 class AdaptersApart(RunFold):
-    """ML-01. An adapter's digests between two looks during which nothing was asked of it by name."""
+    """ML-01. An adapter's digests between two looks during which nothing was asked of it by name.
+
+    Counts from where training has been seen to change the digests of what was trained.
+    """
 
     rule = "ML-01"
     sees = (CallBegin, CallEnd, StateSeen)
@@ -329,6 +338,7 @@ class AdaptersApart(RunFold):
         self.worked: set[str] = set()
         self.other: set[str] = set()
         self.renewed: dict[str, dict[str, str]] = {}
+        self.telling = False
 
     def on(self, event: AnyEvent) -> None:
         if isinstance(event, CallBegin):
@@ -344,7 +354,10 @@ class AdaptersApart(RunFold):
 
     def _state(self, name: str, event: StateSeen) -> None:
         known = self.seen.get(name)
-        if name in self.renewed:
+        self.telling = self.telling or (known is not None and name in self.worked and known != event.facts)
+        if not self.telling:
+            pass
+        elif name in self.renewed:
             self._pristine(name, event, self.renewed.pop(name))
         elif known is not None and name not in self.worked and name in self.other:
             self._untouched(name, event, known)
@@ -363,7 +376,7 @@ class AdaptersApart(RunFold):
                 self.found(event, code, f"work on other adapters leaves the {kind} of {name} as they were", observed)
 
     def _pristine(self, name: str, event: StateSeen, dropped: dict[str, str]) -> None:
-        fresh = self.fresh.get(name, {})
+        fresh = self.fresh[name]
         self.met("slot-not-pristine")
         mine = event.facts
         wrong = [kind for kind, value in fresh.items() if kind not in WEIGHTS and mine.get(kind) != value]

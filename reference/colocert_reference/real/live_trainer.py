@@ -1,0 +1,206 @@
+"""The trainer of a live pair in its process: numbered batches, adapters in turn, and digests of what it holds.
+
+What it adds to `learner_process`: a step on batch N alone, for one of several adapters; slots for the adapters that are
+not in the model now; digests of an adapter and of the logical state. Knows tensors. Does not know the order of calls.
+
+    the adapter in the model    its parameters, moments and gradients are those of the regions
+    every other one             copies on the host, by the same names; `activate` changes places
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from colocert_reference.ports import DEFAULT, GRADS
+from colocert_reference.real.learner_process import LearnerProcess, serve
+
+ROWS = 2
+
+
+@dataclass
+class Kept:
+    """One adapter: parameters, moments and gradients by name, Adam's step counts, and the gradients that wait."""
+
+    params: dict[str, Any]
+    moments: dict[str, Any]
+    steps: dict[str, Any]
+    gradients: list[Any]
+    pending: int
+
+
+class LiveTrainer(LearnerProcess):
+    """`LearnerProcess` with `adapters`, of which the first is in the model at the start."""
+
+    def __init__(self, stage: Any, *, adapters: list[str], **arguments: Any) -> None:
+        super().__init__(stage, **arguments)
+        self.adapters, self.active = adapters, adapters[0]
+        self.kept: dict[str, Kept] = {}
+        self.fresh: Kept | None = None
+
+    def init(self) -> None:
+        first = self.trainer is None
+        super().init()
+        if first:
+            self.fresh = self._copied()
+            self.kept = {name: self._copied() for name in self.adapters[1:]}
+
+    # ---- training
+
+    def train_step(self, batch: int, adapter: str, step: bool) -> float:
+        """The loss on that batch. Without `step` its gradients wait, for half of the next step of this adapter."""
+        from colocert_reference.real.policy import PolicyBatch
+
+        self.activate(adapter)
+        work = self._real.work
+        work.accumulate = 2 if not step or work.gradients.pending else 1
+        ids = _tokens(self._real.parts.shape, batch)
+        work.feed(PolicyBatch(ids[:, :-1], ids[:, 1:], _ones(ids[:, 1:]), ids[:, 1:].numel()))
+        self._real.train()
+        return work.losses[-1]
+
+    # ---- adapters
+
+    def activate(self, name: str) -> None:
+        """Puts another adapter into the model, and what was there into its slot. The trainer is awake."""
+        if name == self.active:
+            return
+        coming = self.kept.pop(name)
+        self.kept[self.active] = self._copied()
+        self._put(coming)
+        self.active = name
+
+    def renew_adapter(self, name: str) -> None:
+        """A new adapter under that name: parameters as drawn at the start, nothing else."""
+        assert self.fresh is not None, "built by init()"
+        self.activate(name)
+        self._put(self.fresh)
+
+    def _copied(self) -> Kept:
+        """The adapter in the model, on the host."""
+        import torch
+
+        states, gradients = self._states(), self._real.work.gradients
+        with torch.no_grad():
+            return Kept(
+                {name: _host(p) for name, p in self._trained()},
+                {name: _host(moment) for name, moment in self._moments()},
+                {name: _host(state["step"]) for name, state in states},
+                [_host(buffer) for buffer in gradients.buffers()],
+                gradients.pending,
+            )
+
+    def _put(self, kept: Kept) -> None:
+        """Into the tensors that are there: their addresses stay."""
+        import torch
+
+        gradients = self._real.work.gradients
+        with torch.no_grad():
+            for name, p in self._trained():
+                p.copy_(kept.params[name])
+            for name, moment in self._moments():
+                moment.copy_(kept.moments[name])
+            for name, state in self._states():
+                state["step"].copy_(kept.steps[name])
+            for buffer, copy in zip(gradients.buffers(), kept.gradients, strict=True):
+                buffer.copy_(copy)
+        gradients.pending = kept.pending
+
+    def send_adapter(self, name: str, version: int) -> None:
+        """To the engine, under its name: from the region or its backup, or from the slot."""
+        from colocert_reference.real import export
+
+        self.header = {"kind": "adapter", "adapter": name, "version": version}
+        if name == self.active:
+            self._real.update_weights()
+        else:
+            parts = self._real.parts
+            self.deliver(export.adapter_state(parts.model, parts.shape, tensors=self.kept[name].params))
+
+    # ---- digests
+
+    def adapter_state(self, name: str) -> dict[str, str]:
+        """Digests of one adapter. Its parameters are their own masters; gradients are those that wait for a step."""
+        kept = self._copied() if name == self.active else self.kept[name]
+        return {
+            "params": _digest(kept.params.values()),
+            "moments": _digest([*kept.moments.values(), *kept.steps.values()]),
+            "gradients": _digest(kept.gradients) if kept.pending else "none",
+        }
+
+    def fingerprint(self) -> dict[str, str]:
+        """Every adapter, the base, and what decides how the next step goes."""
+        parts = self._real.parts
+        made = {f"{n}.{k}": v for n in self.adapters for k, v in self.adapter_state(n).items()}
+        made["base"] = _digest(p.detach() for _, p in parts.model.named_parameters() if not p.requires_grad)
+        made["active"] = self.active
+        made["hooks"] = str(sum(len(m._forward_hooks) for m in parts.model.modules()))
+        made["trained"] = " ".join(name for name, _ in self._trained())
+        made["training"] = str(parts.model.training)
+        made["steps"] = str(len(self._real.work.losses))
+        return made
+
+    def regions(self) -> dict[str, list[int]]:
+        """The bytes of each tensor, by tag."""
+        tensors = self._real.parts.tensors()
+        return {tag: [t.nbytes for t in tensors[tag].values()] for tag in (DEFAULT, GRADS)}
+
+    # ---- asked
+
+    def answer(self, call: str, **arguments: Any) -> Any:
+        own: Mapping[str, Callable[..., Any]] = {
+            "train_step": self.train_step,
+            "send_adapter": self.send_adapter,
+            "renew_adapter": self.renew_adapter,
+            "adapter_state": self.adapter_state,
+            "fingerprint": self.fingerprint,
+            "regions": self.regions,
+        }
+        return own[call](**arguments) if call in own else super().answer(call, **arguments)
+
+    @property
+    def _real(self) -> Any:
+        assert self.trainer is not None, "built by init()"
+        return self.trainer
+
+    def _trained(self) -> list[tuple[str, Any]]:
+        return [(name, p) for name, p in self._real.parts.model.named_parameters() if p.requires_grad]
+
+    def _states(self) -> list[tuple[str, Any]]:
+        state = self._real.parts.optimizer.optimizer.state
+        return [(name, state[p]) for name, p in self._trained()]
+
+    def _moments(self) -> list[tuple[str, Any]]:
+        return [(f"{n}.{kind}", state[kind]) for n, state in self._states() for kind in ("exp_avg", "exp_avg_sq")]
+
+
+def _tokens(shape: Any, batch: int) -> Any:
+    """[rows, positions + 1], of the batch's number alone."""
+    import torch
+
+    generator = torch.Generator().manual_seed(7919 * (batch + 1))
+    return torch.randint(0, shape.vocabulary, (ROWS, shape.sequence + 1), generator=generator)
+
+
+def _ones(like: Any) -> Any:
+    import torch
+
+    return torch.ones_like(like, dtype=torch.float32)
+
+
+def _host(tensor: Any) -> Any:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def _digest(tensors: Iterable[Any]) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().contiguous().numpy())
+    return digest.hexdigest()[:16]
+
+
+def main(stage: Any, **arguments: Any) -> None:
+    """The process: answers calls until it is told to leave or whoever asked is gone."""
+    serve(stage, LiveTrainer(stage, **arguments))
