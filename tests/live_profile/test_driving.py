@@ -32,7 +32,7 @@ MIB = 1 << 20
 on_the_stand_in = pytest.mark.skipif(bool(lacking("host")), reason="the stand-in cannot be had")
 
 
-def taken(pair: Callable[[Any], Any], *steps: str, scenario: str = "live-tags") -> list[AnyEvent]:
+def taken(pair: Callable[[Any], Any], *steps: str, scenario: str = "live-memory") -> list[AnyEvent]:
     """The events of these steps."""
     events: list[AnyEvent] = []
     implementation = SimpleNamespace(name="x", version="1", claims=CLAIMS, live=pair)
@@ -89,7 +89,7 @@ def test_a_process_that_ends_by_itself_has_died_with_its_code() -> None:
 
     events: list[AnyEvent] = []
     implementation = SimpleNamespace(live=Exits)
-    scenario = msgspec.structs.replace(BY_ID["live-tags"], steps=("build plain", "rollout"))
+    scenario = msgspec.structs.replace(BY_ID["live-memory"], steps=("build plain", "rollout"))
     with pytest.raises(ProcessGone, match=r"the engine process ended in to_rollout\(\) with vanished 7"):
         run_live(implementation, CLAIMS, scenario, events.append)
     (end,) = (e for e in events if isinstance(e, ProcessEnded))
@@ -189,7 +189,7 @@ def test_without_the_device_a_scenario_is_not_run_and_says_why(monkeypatch: pyte
     monkeypatch.setattr("colocert.record.live.lacking", lambda name: f"device {name}: no compiler")
     events: list[AnyEvent] = []
     with pytest.raises(NotRun, match="device host: no compiler"):
-        run_live(SimpleNamespace(live=None), CLAIMS, BY_ID["live-tags"], events.append)
+        run_live(SimpleNamespace(live=None), CLAIMS, BY_ID["live-memory"], events.append)
     assert [e.facts for e in events if isinstance(e, Change)] == [{"reason": "device host: no compiler"}]
 
 

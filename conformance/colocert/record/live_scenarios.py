@@ -12,10 +12,13 @@ from colocert.record.scenarios import Scenario
 
 TRAINED = ("train 0", "train 1", "train 0", "train 1")
 AND_BACK = ("rollout", "training")
-TAGS = (
-    *("build plain", "release trainer", "resume trainer", "train 0"),
-    *("rollout", "release engine", "resume engine", "training", "train 1", "rollout", "training"),
+MEMORY = (
+    *("build plain", "train 0", "train 1", "look before", "rollout", "look asleep", "ask once", "training", "train 0"),
+    *("look awake", "rollout", "look asleep", "ask twice", "training", "look awake"),
+    *("release trainer", "resume trainer", "train 1", "rollout", "release engine", "resume engine", "training"),
 )
+"""A tag is released by itself where nothing but tags is on the device: no step comes before it since the hand-off."""
+
 LOSSES = (
     *("build plain", *TRAINED, *TRAINED, "fingerprint", "close"),
     *("build plain", *TRAINED, *TRAINED, "fingerprint", "close", "agreed losses"),
@@ -26,10 +29,6 @@ TOKENS = (
     *("build plain", "rollout", "ask untrained", "training", "rollout", "ask untrained-cycled", "training", *TRAINED),
     *("rollout", "ask trained", "ask trained-again", "agreed tokens", "training", "rollout", "ask trained-cycled"),
     *("training", "train 0", "train 1", "rollout", "ask further", "training", "rollout", "ask further-cycled"),
-)
-HOST = (
-    *("build plain", "train 0", "train 1", "look before", "rollout", "look asleep", "ask once", "training", "train 0"),
-    *("look awake", "rollout", "look asleep", "ask twice", "training", "train 1", "look awake"),
 )
 CYCLES = ("build plain", "train 0", "cycles 10", "look settled", "cycles 90", "look flat")
 ADAPTERS = (
@@ -49,10 +48,9 @@ def _both(name: str, *steps: str, **config: Any) -> Iterator[Scenario]:
 
 
 LIVE_SCENARIOS: tuple[Scenario, ...] = (
-    *_both("tags", *TAGS),
+    *_both("memory", *MEMORY),
     *_both("losses", *LOSSES),
     *_both("tokens", *TOKENS),
-    *_both("host-memory", *HOST),
     *_both("hundred-cycles", *CYCLES, size="small"),
     Scenario(
         "live-adapters",
