@@ -103,7 +103,7 @@ def test_a_hand_off_changes_what_is_in_use_by_what_the_tags_hold(rollout: int, t
 
 
 def test_a_process_that_the_saver_ended_for_want_of_room_did_not_fit() -> None:
-    story = Story().tell(CallBegin("pair", "to_rollout", 1), ProcessEnded("out-of-memory", "to_rollout", owner="engine"))
+    story = Story().tell(ProcessEnded("out-of-memory", "to_rollout", owner="engine"))
     assert story.found("LV-01") == ["does-not-fit"]
     assert Story().tell(ProcessEnded("SIGKILL", "to_rollout", owner="engine")).found("LV-01") == []
 
@@ -221,8 +221,8 @@ def state(of: str, **changed: str) -> StateSeen:
 
 def trained(*after: AnyEvent) -> Story:
     """Both were looked at; a step on `x` has changed it."""
-    story = Story().tell(state("x"), state("y"), CallBegin("pair", "train_step", 1, "x"), CallEnd("pair", "train_step", 1))
-    return story.tell(state("x", params="p2", moments="m2"), *after)
+    story = Story().tell(state("x"), state("y"), CallBegin("pair", "train_step", 1, "x"))
+    return story.tell(CallEnd("pair", "train_step", 1), state("x", params="p2", moments="m2"), *after)
 
 
 @pytest.mark.parametrize(

@@ -177,3 +177,59 @@ def full(stage: Stage) -> dict[str, Any]:
     trainer.wake_up()
     asyncio.run(both.ports.write_base(sent[1]))
     return {"same": digest(sent[0]) == digest(sent[1]), "apart": both.apart()}
+
+
+def process_calls(stage: Stage, folder: str, wire: str) -> dict[str, Any]:
+    """The trainer behind the calls of its process: what travels is what the engine loads."""
+    from threading import Thread
+
+    import torch
+
+    from colocert_reference.real import adapter_wire
+    from colocert_reference.real.export import llama_sizes
+    from colocert_reference.real.llama_engine import LlamaPorts, LlamaShape
+    from colocert_reference.real.model import Shape
+    from colocert_reference.real.trainer_process import TrainerProcess
+
+    process = TrainerProcess(stage, SIZES, 1 << 20, 1, wire, 60.0, names="peft", learning_rate=2e-2)
+    early = ""
+    try:
+        process.answer("feed", groups=[])
+    except RuntimeError as error:
+        early = str(error)
+    process.answer("init")
+    base = process.answer("base", path=f"{folder}/base.safetensors")
+    rollouts = [{"prompt": [1, 2], "completion": [3, n], "reward": float(n)} for n in range(4)]
+    facts = {"early": early, "base": base, "tokens": process.answer("feed", groups=[rollouts])}
+    facts["loss"] = process.answer("train")
+    facts["saved"] = process.answer("save", folder=f"{folder}/checkpoint", iteration=7)
+    process.answer("offload_grad_buffer")
+    process.answer("sleep")
+    asleep = process.answer("base", path=f"{folder}/asleep.safetensors")
+    facts["same_asleep"] = Path(asleep["path"]).read_bytes() == Path(base["path"]).read_bytes()
+    server, received = adapter_wire.listen(wire, 60.0), []
+
+    def receive() -> None:
+        sender, tensors = adapter_wire.receive(server)
+        received.append(tensors)
+        adapter_wire.acknowledge(sender, tensors)
+
+    thread = Thread(target=receive)
+    thread.start()
+    process.answer("update_weights")
+    thread.join()
+    process.answer("wake_up")
+    shape = Shape(**SIZES)
+    ports = LlamaPorts(Plain(), LlamaShape(**llama_sizes(shape)), mirror=False, seed=5)
+    from safetensors.torch import load_file
+
+    asyncio.run(ports.write_base(load_file(base["path"])))
+    adapter = {
+        name: torch.frombuffer(bytearray(data), dtype=torch.float32).view(ports.places[name])
+        for name, data in received[0].items()
+    }
+    loaded = asyncio.run(ports.copied(adapter))
+    facts["apart"] = float((logits(process.trainer) - ports.logits(TOKENS, loaded)).abs().max())
+    facts["version"] = process.answer("facts")["version"]
+    facts["loaded"] = process.answer("load", folder=f"{folder}/checkpoint")
+    return facts

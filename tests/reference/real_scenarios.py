@@ -243,3 +243,44 @@ def one_of_two(stage: Stage, rank: int, port: int) -> dict[str, Any]:
         "contents": digest(trainer.parts.tensors()["default"]),
         "data": next(g for g in trainer.groups.arguments() if g["name"] == "DATA_PARALLEL_GROUP"),
     }
+
+
+def bf16_buffers(stage: Stage) -> dict[str, Any]:
+    """DDP as the distributed optimizer needs it, which is built on the CPU too: a buffer of parameters as well."""
+    import torch
+
+    from colocert_reference.ports import DEFAULT, GRADS
+    from colocert_reference.real import cpu_shims, export, model
+    from colocert_reference.real.groups import RealGroups, World
+    from colocert_reference.real.memory import SaverMemory, open_memory
+
+    memory = SaverMemory(open_memory("host"))
+    cpu_shims.apply()
+    RealGroups(World()).rebuild()
+    shape = model.Shape()
+    config = shape.config(bf16=True)
+    with memory.region(DEFAULT):
+        gpt = model.build_model(shape, config, "cpu", 0)
+    before = {name: p.detach().clone() for name, p in gpt.named_parameters()}
+    with memory.fused_buffers():
+        ddp: Any = model.wrap(gpt, config)
+    [buffer] = ddp.buffers
+    trained = {name: p.detach() for name, p in gpt.named_parameters() if p.requires_grad}
+    start, end = buffer.param_data.data_ptr(), buffer.param_data.data_ptr() + buffer.param_data.nbytes
+    facts: dict[str, Any] = {
+        "types": sorted({str(p.dtype) for p in gpt.parameters()} | {str(buffer.grad_data.dtype)}),
+        "inside": all(start <= t.data_ptr() < end for t in trained.values()),
+        "free": [stage.device.free_bytes()],
+        "buffers": [buffer.grad_data.nbytes, buffer.param_data.nbytes],
+    }
+    memory.pause(GRADS)
+    facts["free"].append(stage.device.free_bytes())
+    facts["kept"] = all(torch.equal(before[name], t) for name, t in trained.items())
+    awake = export.adapter_state(gpt, shape)
+    memory.pause(DEFAULT)
+    asleep = export.adapter_state(gpt, shape, tensors={name: memory.backup(t) for name, t in trained.items()})
+    facts["same"] = all(torch.equal(awake[name], asleep[name]) for name in awake)
+    facts["free"].append(stage.device.free_bytes())
+    memory.resume(DEFAULT)
+    facts["back"] = all(torch.equal(before[name], p.detach()) for name, p in gpt.named_parameters())
+    return facts

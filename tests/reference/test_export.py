@@ -136,3 +136,17 @@ def test_without_lora_the_whole_model_is_sent_by_the_engines_names() -> None:
     facts = child("full").wait().expect("ok")
     assert facts["same"]
     assert facts["apart"] < ROUNDING
+
+
+def test_over_the_calls_of_the_process_the_engine_gets_base_and_adapter(tmp_path: Path) -> None:
+    """The base as a file, awake and asleep; the adapter over the wire, asleep."""
+    facts = child("process_calls", folder=str(tmp_path), wire=f"colocert-test-{os.getpid()}").wait().expect("ok")
+    assert "init() first" in facts["early"]
+    assert facts["tokens"] == 8
+    assert facts["loss"] == pytest.approx(0.0, abs=0.1)  # advantages sum to zero, and at first all are as likely
+    assert facts["base"]["tensors"] == 3 + 2 * 9
+    assert facts["same_asleep"]
+    assert facts["apart"] < ROUNDING
+    assert facts["saved"] == facts["loaded"] == {"iteration": 7, "version": 0}
+    assert facts["version"] == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["asleep.safetensors", "base.safetensors", "checkpoint"]

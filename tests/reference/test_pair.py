@@ -415,7 +415,7 @@ def environment() -> dict[str, str]:
 
 
 def test_the_command_prints_a_line_a_step_and_the_peaks() -> None:
-    done = python("--peak-device", "cpu", "--device", "host", "--iterations", "1")
+    done = python("--engine", "blocks", "--peak-device", "cpu", "--device", "host", "--iterations", "1")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0] == "cpu-peak on host, capacity 248.0 MiB; MiB after each step"
@@ -428,7 +428,7 @@ def test_the_command_prints_a_line_a_step_and_the_peaks() -> None:
 
 @pytest.mark.parametrize("capacity", ["64M", "200M"])
 def test_a_run_that_fails_ends_with_one_line_and_code_1(capacity: str) -> None:
-    done = python("--capacity", capacity)
+    done = python("--engine", "blocks", "--capacity", capacity)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
     assert "OutOfMemory" in done.stderr
@@ -464,7 +464,7 @@ def test_cuda_without_a_gpu_is_one_line_and_code_3() -> None:
 
 
 def test_the_processes_of_a_killed_command_end_by_themselves(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "colocert_reference", "--iterations", "1000"]
+    command = [sys.executable, "-m", "colocert_reference", "--engine", "blocks", "--iterations", "1000"]
     env = {**environment(), "TMPDIR": str(tmp_path)}  # the folder of its ledger stays
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
     try:

@@ -190,6 +190,21 @@ def test_an_early_release_without_a_sleep_is_undone_by_wake_up_and_by_train() ->
     assert facts["steps"] == 2
 
 
+def test_fused_buffers_of_bf16_parameters_keep_their_contents_when_gradients_are_released() -> None:
+    """DDP makes them side by side; only that of the gradients is without a backup."""
+    [facts] = outcomes(child("bf16_buffers"))
+    assert facts["types"] == ["torch.bfloat16", "torch.float32"]
+    assert facts["inside"]
+    assert facts["kept"]
+    assert facts["same"]
+    assert facts["back"]
+    grads, params = facts["buffers"]
+    assert grads == 2 * params  # FP32 beside bf16
+    awake, early, asleep = facts["free"]
+    assert early - awake == granules([grads])
+    assert asleep - early > granules([params])
+
+
 def test_the_saver_runs_in_preload_mode_although_megatron_sets_another() -> None:
     assert outcomes(child("mode_after_import")) == [["torch", "preload"]]
 

@@ -82,10 +82,13 @@ def timeline(
     window: tuple[int, int] | None = None,
     title: str = "",
     alone: bool = False,
+    capacity: int = 0,
+    axis: str = "event",
 ) -> str:
     """The picture. `window` draws some events only; `alone` makes it a document with a style sheet of its own.
 
-    Patterns are defined here only where the picture stands alone.
+    `capacity`, in bytes, is a line across the device; `axis` is what the series counts. Patterns are defined here only
+    where the picture stands alone.
     """
     first, last = window or (0, series.events)
     frame = Frame(first, max(last, first + 1), _LEFT, width - _LEFT - _RIGHT)
@@ -101,11 +104,14 @@ def timeline(
             continue
         y += 18
         parts.append(text(_LEFT, y - 5, where, weight="bold", cls="g-ink"))
-        parts += _panel(series, frame, where, Panel(y, height, _top(series, where)))
+        limit = capacity if where == "device" else 0
+        panel = Panel(y, height, max(_top(series, where), 1.08 * limit))
+        parts += _panel(series, frame, where, panel)
+        parts += _capacity(frame, panel, limit) if limit else ()
         y += height + 4
     y = _lanes(parts, series, frame, y + 4)
     bottom = y
-    y = _axis(parts, frame, y + 14)
+    y = _axis(parts, frame, y + 14, axis)
     y = _flags(parts, series, marks, frame, (top, bottom), y, width)
     return _document(parts, width, math.ceil(y + 6), series, marks, title, alone=alone)
 
@@ -158,6 +164,13 @@ def _panel(series: Series, frame: Frame, where: str, panel: Panel) -> Iterator[s
             labels += _label(frame, panel, columns, below, heights, layer, series.events)
         below = [b + h for b, h in zip(below, heights, strict=True)]
     yield from labels
+
+
+def _capacity(frame: Frame, panel: Panel, limit: int) -> Iterator[str]:
+    """The line that the device's bytes must stay below."""
+    yield rule(frame.left, frame.left + frame.width, panel.up(limit), cls="g-mark", dash="6 4", width=1.5)
+    right = frame.left + frame.width - 4
+    yield text(right, panel.up(limit) - 3, f"capacity {size(limit)}", size_=11, anchor="end", cls="g-said")
 
 
 def _visible(series: Series, frame: Frame) -> list[Column]:
@@ -296,8 +309,8 @@ def _span(span: Span, frame: Frame, y: float) -> Iterator[str]:
         yield text(x + 3, y + 12, label, size_=10, cls="g-ink")
 
 
-def _axis(parts: list[str], frame: Frame, y: float) -> float:
-    parts.append(text(frame.left - 7, y, "event", size_=11, anchor="end", cls="g-muted"))
+def _axis(parts: list[str], frame: Frame, y: float, counted: str) -> float:
+    parts.append(text(frame.left - 7, y, counted, size_=11, anchor="end", cls="g-muted"))
     after = -math.inf
     for at in event_ticks(frame.last - frame.first):
         x = frame.x(frame.first + at)

@@ -18,6 +18,7 @@ The key-value store that ranks meet in is made once and kept, so no port has to 
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -72,7 +73,7 @@ class RealGroups:
     def __init__(self, world: World) -> None:
         self.world = world
         self._store = world.store()
-        self._attempts = self._meetings = 0
+        self._attempts = self._meetings = self._said = 0
         self._roots: tuple[object, ...] = ()
         self._last: list[dist.ProcessGroup] = []
 
@@ -122,6 +123,20 @@ class RealGroups:
             return torch.cat(parts, dim=dim)
 
         yield whole
+
+    def everyone(self, said: Any) -> list[Any]:
+        """What each rank says, as JSON through the store: awake or asleep. Every rank calls."""
+        world, now = self.world, self._said + 1
+        self._said = now
+        said = json.dumps(said)
+        if world.size == 1:
+            return [json.loads(said)]
+        self._store.set(f"said/{now}/{world.rank}", said)
+        keys = [f"said/{now}/{rank}" for rank in range(world.size)]
+        self._store.wait(keys, world.timeout)
+        if now > 2:  # whoever speaks now has read what was said before last
+            self._store.delete_key(f"said/{now - 2}/{world.rank}")
+        return [json.loads(self._store.get(key)) for key in keys]
 
     def arguments(self) -> list[dict[str, Any]]:
         """What each group of this rank is made with, read back from torch, in order of creation."""

@@ -1,8 +1,8 @@
-"""The trainer of a learning pair in its process: fed with rollouts, it sends adapters, and the base where one is asked.
+"""The trainer of a learning pair in its process: fed with rollouts, it sends adapters, and the base where asked.
 
-What it adds to `trainer_process`: a batch of rollouts for the next step; names that the engine loads (Hugging Face's for
-the base, PEFT's for the adapter); what its memory is by tag; and two observations of each step, made where nothing that
-is observed can prevent them:
+What it adds to `trainer_process`: a batch of rollouts for the next step; names that the engine loads (Hugging Face's
+for the base, PEFT's for the adapter); what its memory is by tag; and two observations of each step, made where nothing
+that is observed can prevent them:
 
     gap          between the log-probabilities of the sampled tokens here, before the step, and those that the engine
                  sampled them with: the largest difference, and the mean
@@ -15,15 +15,13 @@ Knows calls, the wire and tensors. Does not know the order of calls, or what mak
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from colocert_reference.ports import DEFAULT, GRADS
+from colocert_reference.ports import DEFAULT
 from colocert_reference.real import adapter_wire
 from colocert_reference.real.engine_memory import held
-from colocert_reference.real.trainer_process import Communicators, TrainerProcess
+from colocert_reference.real.trainer_process import TrainerProcess
 
 POLICY = "policy"
 _FOREVER = 7 * 86400.0
@@ -34,48 +32,25 @@ class GradientsNotZero(RuntimeError):
 
 
 class LearnerProcess(TrainerProcess):
-    """`TrainerProcess` with `feed`, `send_base`, `save` and `load`; `train` returns what was seen of the step."""
+    """`TrainerProcess` whose `feed` also takes the engine's log-probabilities, and whose `train` says what was seen.
 
-    def __init__(
-        self,
-        stage: Any,
-        *,
-        shape: dict[str, Any],
-        communicators: int,
-        seed: int,
-        learning_rate: float,
-        wire: str,
-        timeout: float,
-    ) -> None:
-        super().__init__(stage, shape, communicators, 1, wire, timeout)
-        self.seed, self.learning_rate = seed, learning_rate
+    `send_base` is a transfer like `update_weights`; both take the version to send as.
+    """
+
+    def __init__(self, stage: Any, **settings: Any) -> None:
+        super().__init__(stage, accumulate=1, names="peft", **settings)
         self.header: dict[str, Any] = {}
         self.sizes: dict[str, int] = {}
         self.observed: dict[str, Any] = {}
 
     def init(self) -> None:
         from colocert_reference.real.memory import granules
-        from colocert_reference.real.model import Shape
-        from colocert_reference.real.trainer import PEFT, RealTrainer
 
-        if self.trainer is not None:
-            return
-        device = self.stage.device
-        trainer = RealTrainer(
-            Shape(**self.shape),
-            device=device.name,
-            deliver=self.deliver,
-            seed=self.seed,
-            learning_rate=self.learning_rate,
-            names=PEFT,
-        )
-        costly = Communicators(device, self.communicators, trainer.ports.groups, trainer.ports.work)
-        trainer.ports = replace(trainer.ports, groups=costly, work=costly)
-        tensors = trainer.parts.tensors()
-        self.sizes = {tag: sum(granules(t.nbytes) for t in tensors[tag].values()) for tag in (DEFAULT, GRADS)}
-        self.trainer = trainer
+        super().init()
+        tensors = self.built().parts.tensors()
+        self.sizes = {tag: sum(granules(t.nbytes) for t in of_tag.values()) for tag, of_tag in tensors.items()}
 
-    def feed(self, groups: list[dict[str, Any]]) -> None:
+    def feed(self, groups: Sequence[Mapping[str, Any]]) -> int:  # type: ignore[override]
         """What the next step trains on: a prompt, and completions with their rewards and the engine's logprobs."""
         from colocert_reference.real.policy import PolicyBatch, Rollout
 
@@ -83,10 +58,10 @@ class LearnerProcess(TrainerProcess):
             [Rollout(g["prompt"], c, r) for c, r in zip(g["completions"], g["rewards"], strict=True)] for g in groups
         ]
         batch = PolicyBatch.from_rollouts(rollouts)
-        assert self.trainer is not None, "built by init()"
-        self.trainer.feed(self._observed(batch, groups))
+        self.built().feed(self._observed(batch, groups))
+        return batch.tokens
 
-    def _observed(self, batch: Any, groups: list[dict[str, Any]]) -> Any:
+    def _observed(self, batch: Any, groups: Sequence[Mapping[str, Any]]) -> Any:
         """The batch, which notes what passes through its loss."""
         told = [(len(g["prompt"]), row) for g in groups for row in g["logprobs"]]
         watch = self._watch
@@ -100,10 +75,8 @@ class LearnerProcess(TrainerProcess):
 
     def _watch(self, negative_logprobs: Any, told: list[tuple[int, list[float]]]) -> None:
         """Between forward and backward."""
-        assert self.trainer is not None
-        gradients = self.trainer.ports.gradients
-        norm = math.sqrt(sum(float(b.double().square().sum()) for b in gradients.buffers()))  # type: ignore[attr-defined]
-        if not gradients.live() and norm != 0:
+        norm = self._gradient_norm()
+        if not self.built().work.gradients.live() and norm != 0:
             raise GradientsNotZero(
                 f"the gradient buffers must hold zeros before the first backward pass of a step (got a norm of "
                 f"{norm:.3g}): nobody zeroed the gradients after the step before, or after their memory came back"
@@ -121,66 +94,44 @@ class LearnerProcess(TrainerProcess):
             "mean_gap": math.fsum(gaps) / len(gaps) if finite else math.inf,
         }
 
-    def train(self) -> dict[str, Any]:
+    def train(self) -> dict[str, Any]:  # type: ignore[override]
         """One step; its loss, the gap, and the norm of the gradients that it was made with."""
-        assert self.trainer is not None, "built by init()"
         self.observed = {}
-        self.trainer.train()
-        buffers = self.trainer.ports.gradients.buffers()  # type: ignore[attr-defined]
-        norm = math.sqrt(sum(float(b.double().square().sum()) for b in buffers))
-        return {"loss": self.trainer.work.losses[-1], "gradient_norm": norm, **self.observed}
+        loss = super().train()
+        return {"loss": loss, "gradient_norm": self._gradient_norm(), **self.observed}
+
+    def _gradient_norm(self) -> float:
+        """Of what the buffers hold."""
+        squares = [float(buffer.double().square().sum()) for buffer in self.built().work.gradients.buffers()]
+        return math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else math.inf
 
     # ---- sending
 
     def update_weights(self, version: int) -> None:
-        assert self.trainer is not None, "built by init()"
         self.header = {"kind": "adapter", "adapter": POLICY, "version": version}
-        self.trainer.update_weights()
+        self.built().update_weights()
 
     def send_base(self, version: int) -> None:
         """The frozen base, out of the memory or the host backup that it lies in."""
-        from colocert_reference.real import export
-
-        assert self.trainer is not None, "built by init()"
-        parts, memory = self.trainer.parts, self.trainer.memory
-        base = {name: p.detach() for name, p in parts.model.named_parameters() if not p.requires_grad}
-        if DEFAULT in self.trainer.released:
-            base = {name: memory.backup(t) for name, t in base.items()}
         self.header = {"kind": "base", "version": version}
-        self.deliver(export.base_state(parts.model, parts.shape, tensors=base))
+        self.deliver(self.built().base())
 
     def deliver(self, tensors: Mapping[str, Any]) -> None:
-        raw = {name: memoryview(t.cpu().contiguous().numpy()) for name, t in tensors.items()}
+        """In FP32, whatever it is trained in."""
+        raw = {name: memoryview(t.detach().float().cpu().contiguous().numpy()).cast("B") for name, t in tensors.items()}
 
         def connected() -> None:
             self.stage.tell({"sending": len(raw), **self.status()})
 
         told = adapter_wire.send(self.wire, raw, self.timeout, connected, **self.header)
-        self.sent.append({"kind": self.header["kind"], "bytes": told["bytes"], "sha256": told["sha256"]})
+        self.sent.append({"kind": self.header["kind"], "tensors": {n: len(m) for n, m in raw.items()}, **told})
 
     # ---- asked
 
     def answer(self, call: str, **arguments: Any) -> Any:
-        own: dict[str, Callable[..., Any]] = {
-            name: getattr(self, name) for name in ("feed", "train", "update_weights", "send_base", "save", "load")
-        }
-        if call in own:
-            return own[call](**arguments)
-        return super().answer(call)
-
-    def save(self, folder: str, iteration: int) -> None:
-        """Adapter, optimizer and iteration, whole or not at all."""
-        from colocert_reference.real import checkpoint
-
-        assert self.trainer is not None, "built by init()"
-        checkpoint.save(self.trainer, Path(folder), iteration)
-
-    def load(self, folder: str) -> int:
-        """The iteration whose adapter and optimizer are there now."""
-        from colocert_reference.real import checkpoint
-
-        assert self.trainer is not None, "built by init()"
-        return checkpoint.load(self.trainer, Path(folder))
+        if call in ("update_weights", "send_base"):
+            return getattr(self, call)(**arguments)
+        return super().answer(call, **arguments)
 
     def status(self) -> dict[str, Any]:
         """What goes with every answer. What lies under no tag is what the groups took."""

@@ -22,11 +22,10 @@ ROWS = 2
 
 @dataclass
 class Kept:
-    """One adapter: parameters, moments and gradients by name, Adam's step counts, and the gradients that wait."""
+    """One adapter: what a step changes by name, Adam's step counts, the gradient buffers, and how many steps wait."""
 
-    params: dict[str, Any]
-    moments: dict[str, Any]
-    steps: dict[str, Any]
+    trained: dict[str, Any]
+    counters: dict[str, Any]
     gradients: list[Any]
     pending: int
 
@@ -54,11 +53,11 @@ class LiveTrainer(LearnerProcess):
         from colocert_reference.real.policy import PolicyBatch
 
         self.activate(adapter)
-        work = self._real.work
+        work = self.built().work
         work.accumulate = 2 if not step or work.gradients.pending else 1
-        ids = _tokens(self._real.parts.shape, batch)
+        ids = _tokens(self.built().parts.shape, batch)
         work.feed(PolicyBatch(ids[:, :-1], ids[:, 1:], _ones(ids[:, 1:]), ids[:, 1:].numel()))
-        self._real.train()
+        self.built().train()
         return work.losses[-1]
 
     # ---- adapters
@@ -80,30 +79,24 @@ class LiveTrainer(LearnerProcess):
 
     def _copied(self) -> Kept:
         """The adapter in the model, on the host."""
-        import torch
-
-        states, gradients = self._states(), self._real.work.gradients
-        with torch.no_grad():
-            return Kept(
-                {name: _host(p) for name, p in self._trained()},
-                {name: _host(moment) for name, moment in self._moments()},
-                {name: _host(state["step"]) for name, state in states},
-                [_host(buffer) for buffer in gradients.buffers()],
-                gradients.pending,
-            )
+        parts, gradients = self.built().parts, self.built().work.gradients
+        return Kept(
+            {name: _host(tensor) for name, tensor in parts.trained().items()},
+            {name: _host(count) for name, count in parts.counters().items()},
+            [_host(buffer) for buffer in gradients.buffers()],
+            gradients.pending,
+        )
 
     def _put(self, kept: Kept) -> None:
         """Into the tensors that are there: their addresses stay."""
         import torch
 
-        gradients = self._real.work.gradients
+        parts, gradients = self.built().parts, self.built().work.gradients
         with torch.no_grad():
-            for name, p in self._trained():
-                p.copy_(kept.params[name])
-            for name, moment in self._moments():
-                moment.copy_(kept.moments[name])
-            for name, state in self._states():
-                state["step"].copy_(kept.steps[name])
+            for name, tensor in parts.trained().items():
+                tensor.copy_(kept.trained[name])
+            for name, count in parts.counters().items():
+                count.copy_(kept.counters[name])
             for buffer, copy in zip(gradients.buffers(), kept.gradients, strict=True):
                 buffer.copy_(copy)
         gradients.pending = kept.pending
@@ -114,37 +107,39 @@ class LiveTrainer(LearnerProcess):
 
         self.header = {"kind": "adapter", "adapter": name, "version": version}
         if name == self.active:
-            self._real.update_weights()
+            self.built().update_weights()
         else:
-            parts = self._real.parts
-            self.deliver(export.adapter_state(parts.model, parts.shape, tensors=self.kept[name].params))
+            parts = self.built().parts
+            params = {n: self.kept[name].trained[n] for n, p in parts.model.named_parameters() if p.requires_grad}
+            self.deliver(export.adapter_state(parts.model, parts.shape, tensors=params))
 
     # ---- digests
 
     def adapter_state(self, name: str) -> dict[str, str]:
-        """Digests of one adapter. Its parameters are their own masters; gradients are those that wait for a step."""
+        """Digests of one adapter. In FP32 its parameters are their own masters; gradients are those that wait."""
         kept = self._copied() if name == self.active else self.kept[name]
-        return {
-            "params": _digest(kept.params.values()),
-            "moments": _digest([*kept.moments.values(), *kept.steps.values()]),
-            "gradients": _digest(kept.gradients) if kept.pending else "none",
-        }
+        kinds: dict[str, list[Any]] = {"params": [], "masters": [], "moments": list(kept.counters.values())}
+        for tensor_name, tensor in kept.trained.items():
+            moment = tensor_name.endswith((".exp_avg", ".exp_avg_sq"))
+            kinds["moments" if moment else "masters" if tensor_name.startswith("master.") else "params"].append(tensor)
+        made = {kind: _digest(tensors) for kind, tensors in kinds.items() if tensors}
+        return {**made, "gradients": _digest(kept.gradients) if kept.pending else "none"}
 
     def fingerprint(self) -> dict[str, str]:
         """Every adapter, the base, and what decides how the next step goes."""
-        parts = self._real.parts
+        parts = self.built().parts
         made = {f"{n}.{k}": v for n in self.adapters for k, v in self.adapter_state(n).items()}
         made["base"] = _digest(p.detach() for _, p in parts.model.named_parameters() if not p.requires_grad)
         made["active"] = self.active
         made["hooks"] = str(sum(len(m._forward_hooks) for m in parts.model.modules()))
-        made["trained"] = " ".join(name for name, _ in self._trained())
+        made["trained"] = " ".join(name for name, p in parts.model.named_parameters() if p.requires_grad)
         made["training"] = str(parts.model.training)
-        made["steps"] = str(len(self._real.work.losses))
+        made["steps"] = str(len(self.built().work.losses))
         return made
 
     def regions(self) -> dict[str, list[int]]:
         """The bytes of each tensor, by tag."""
-        tensors = self._real.parts.tensors()
+        tensors = self.built().parts.tensors()
         return {tag: [t.nbytes for t in tensors[tag].values()] for tag in (DEFAULT, GRADS)}
 
     # ---- asked
@@ -159,21 +154,6 @@ class LiveTrainer(LearnerProcess):
             "regions": self.regions,
         }
         return own[call](**arguments) if call in own else super().answer(call, **arguments)
-
-    @property
-    def _real(self) -> Any:
-        assert self.trainer is not None, "built by init()"
-        return self.trainer
-
-    def _trained(self) -> list[tuple[str, Any]]:
-        return [(name, p) for name, p in self._real.parts.model.named_parameters() if p.requires_grad]
-
-    def _states(self) -> list[tuple[str, Any]]:
-        state = self._real.parts.optimizer.optimizer.state
-        return [(name, state[p]) for name, p in self._trained()]
-
-    def _moments(self) -> list[tuple[str, Any]]:
-        return [(f"{n}.{kind}", state[kind]) for n, state in self._states() for kind in ("exp_avg", "exp_avg_sq")]
 
 
 def _tokens(shape: Any, batch: int) -> Any:
@@ -195,9 +175,12 @@ def _host(tensor: Any) -> Any:
 
 
 def _digest(tensors: Iterable[Any]) -> str:
+    """Of their bytes, whatever their type."""
+    import torch
+
     digest = hashlib.sha256()
     for tensor in tensors:
-        digest.update(tensor.detach().cpu().contiguous().numpy())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
     return digest.hexdigest()[:16]
 
 

@@ -12,8 +12,8 @@ A step at a time, as a profile of live rules or a debugger would take it (each l
     pair.to_rollout()                                        the hand-off back, with the sync
     pair.device.held_by(pair.trainer, pair.engine)           device bytes, by side; `pair.trainer.held` says by tag
 
-The reward is a fact about the sampled bytes alone (`reward_of`): the share of them that are lower-case letters. The base
-is drawn from the seed and frozen, so the reward can rise only if what was trained arrives in the engine.
+The reward is a fact about the sampled bytes alone (`reward_of`): the share of them that are lower-case letters. The
+base is drawn from the seed and frozen, so the reward can rise only if what was trained arrives in the engine.
 
 Each step also compares the two models: what the trainer says of the sampled tokens must be what the engine sampled them
 with, within `LoopSettings.tolerance`; else `Disagreement`. This process imports neither torch nor the saver. It does
@@ -24,9 +24,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,19 @@ PROMPTS = (
     "two cores ",
     "no GPU yet",
 )
+MODEL: Mapping[str, Any] = {
+    "layers": 2,
+    "hidden": 256,
+    "heads": 4,
+    "kv_heads": 2,
+    "ffn": 512,
+    "vocabulary": 256,
+    "rope_theta": 10000,
+    "rms_eps": 1e-5,
+    "lora_rank": 256,
+    "lora_alpha": 256.0,
+}
+"""What both sides build: the arguments that `model.Shape` and `llama_engine.LlamaShape` share."""
 LOWER = frozenset(b"abcdefghijklmnopqrstuvwxyz")
 
 
@@ -57,7 +70,8 @@ class Disagreement(PairError):
     def __init__(self, iteration: int, gap: float, tolerance: float) -> None:
         super().__init__(
             f"trainer and engine must agree on the log-probability of every sampled token within {tolerance:g} (got "
-            f"{gap:.3g} in iteration {iteration}): the engine samples from another adapter, base or cache than was trained"
+            f"{gap:.3g} in iteration {iteration}): the engine samples from another adapter, base or cache than was "
+            "trained"
         )
         self.iteration, self.gap, self.tolerance = iteration, gap, tolerance
 
@@ -75,12 +89,7 @@ class LoopSettings:
     """
 
     seed: int = 0
-    model: Mapping[str, Any] = field(
-        default_factory=lambda: {
-            **{"layers": 2, "hidden": 256, "heads": 4, "kv_heads": 2, "ffn": 512, "vocabulary": 256},
-            **{"rope_theta": 10000, "rms_eps": 1e-5, "lora_rank": 256, "lora_alpha": 256.0},
-        }
-    )
+    model: Mapping[str, Any] = field(default_factory=lambda: dict(MODEL))
     prompts: int = 4
     samples: int = 16
     tokens: int = 12
@@ -130,7 +139,8 @@ def reward_of(completion: Sequence[int]) -> float:
 class LearningPair(Pair):
     """A pair that learns. `iterations` grows by one at each step; `on_iteration` is called with each.
 
-    With `checkpoint` each iteration is kept in that folder; with `resume` the run goes on from what such a folder holds.
+    With `checkpoint` each iteration is kept in that folder; with `resume` the run goes on from what such a folder
+    holds.
     `learner` and `engine` name what the processes run.
     """
 
@@ -149,14 +159,18 @@ class LearningPair(Pair):
         **more: Any,
     ) -> None:
         self.settings = settings or LoopSettings()
-        self.checkpoint, self.resume, self.on_iteration = checkpoint, resume, on_iteration
+        self.checkpoint, self.on_iteration = checkpoint, on_iteration
         self.bodies = {TRAINER: learner, ENGINE: engine}
         self.iterations: list[Iteration] = []
         self.version = 0
         self.base_bytes: list[int] = []
         self._rollout: list[dict[str, Any]] = []
-        self._resumed = state_of(resume, self.settings) if resume is not None else None
-        self.first = 0 if self._resumed is None else int(self._resumed["iteration"])
+        self._to_load = resume
+        self.first = 0
+        if resume is not None:
+            check_settings(resume, self.settings)
+        if checkpoint is not None:
+            keep_settings(checkpoint, self.settings)
         super().__init__(
             Sizes(capacity=self.settings.capacity), peak_device=peak_device, device=device, driver=driver, **more
         )
@@ -168,24 +182,19 @@ class LearningPair(Pair):
 
     def _start(self) -> None:
         settings, common = self.settings, self._wire()
-        self.engine = self._process(
-            ENGINE,
-            self.bodies[ENGINE],
-            shape=settings.engine(),
-            mirror=settings.mirror,
-            graphs=settings.graphs,
-            seed=settings.seed,
-            **common,
-        )
-        self.trainer = self._process(
-            TRAINER,
-            self.bodies[TRAINER],
-            shape=settings.learner(),
-            communicators=settings.communicators if self.device.name == "host" else 0,
-            seed=settings.seed,
-            learning_rate=settings.learning_rate,
-            **common,
-        )
+        llama = {"shape": settings.engine(), "mirror": settings.mirror, "graphs": settings.graphs}
+        learner = {
+            "shape": settings.learner(),
+            "communicators": settings.communicators if self.device.name == "host" else 0,
+            "learning_rate": settings.learning_rate,
+        }
+        with ThreadPoolExecutor(2) as both:  # each imports for seconds before it says that it is there
+            begun = [
+                both.submit(self._process, side, self.bodies[side], seed=settings.seed, **own, **common)
+                for side, own in ((ENGINE, llama), (TRAINER, learner))
+            ]
+        self.engine, self.trainer = (side.result() for side in begun)
+        self._sides = [self.engine, self.trainer]
         self._engine_sizes: dict[str, int] = self.step(self.engine, "start")
 
     # ---- what the driver asks
@@ -195,10 +204,11 @@ class LearningPair(Pair):
 
     def init(self) -> None:
         self.step(self.trainer, "init")
-        if self._resumed is not None:
-            self.trainer.call("load", folder=str(self.resume))
-            self.version = int(self._resumed["version"]) - 1  # the sync that follows sends it again
-            self._resumed = None
+        if self._to_load is not None:
+            told = self.trainer.call("load", folder=str(self._to_load))
+            self.first = int(told["iteration"])
+            self.version = self.first  # the sync that follows is that of the next iteration's rollout
+            self._to_load = None
 
     def generate(self) -> None:
         """A rollout: groups of samples, each for a prompt, with a reward for each sample."""
@@ -226,7 +236,7 @@ class LearningPair(Pair):
         done = self._told(rollout, told)
         self.iterations.append(done)
         if self.checkpoint is not None:
-            self._save(self.checkpoint)
+            self.trainer.call("save", folder=str(self.checkpoint), iteration=self.number)
         self.on_iteration(done)
 
     def sync(self) -> None:
@@ -236,9 +246,15 @@ class LearningPair(Pair):
             nbytes = self.transfer("send_base", version=self.version)
             assert nbytes is not None
             self.base_bytes.append(nbytes)
+            self.facts["base"] = nbytes
         nbytes = self.transfer("update_weights", version=self.version)
         assert nbytes is not None
         self.adapter_bytes.append(nbytes)
+        self.facts |= {"adapter": nbytes, "version": self.version}
+
+    def sent_bytes(self) -> dict[str, list[int]]:
+        """The bytes of each transfer, by what was sent."""
+        return {"base": self.base_bytes, "adapter": self.adapter_bytes}
 
     # ---- a step at a time
 
@@ -257,10 +273,8 @@ class LearningPair(Pair):
 
     def _asked(self, prompts: Sequence[str], seed: int) -> dict[str, Any]:
         s = self.settings
-        return {
-            **{"prompts": list(prompts), "tokens": s.tokens, "samples": s.samples},
-            **{"seed": seed, "temperature": s.temperature},
-        }
+        how = {"tokens": s.tokens, "samples": s.samples, "temperature": s.temperature}
+        return {"prompts": list(prompts), "seed": seed, **how}
 
     def _told(self, rollout: list[dict[str, Any]], told: Mapping[str, Any]) -> Iteration:
         pairs = [(r, c) for g in rollout for r, c in zip(g["rewards"], g["completions"], strict=True)]
@@ -280,37 +294,35 @@ class LearningPair(Pair):
             "".join(chr(t) if 32 <= t < 127 else "·" for t in best),
         )
 
-    def _save(self, folder: Path) -> None:
-        """The trainer's part first: a state without it names the iteration before."""
-        folder.mkdir(parents=True, exist_ok=True)
-        self.trainer.call("save", folder=str(folder), iteration=self.number)
-        state = {"iteration": self.number, "version": self.version + 1, "settings": same_run(self.settings)}
-        part = folder / f".{STATE}.part"
-        with part.open("w") as file:
-            file.write(json.dumps({**state, "iterations": [asdict(i) for i in self.iterations]}))
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(folder / STATE)
-
 
 def same_run(settings: LoopSettings) -> dict[str, Any]:
     """What a run must have in common with the one it goes on from."""
-    return json.loads(json.dumps({k: v for k, v in asdict(settings).items() if k not in ("tolerance", "capacity")}))  # type: ignore[no-any-return]
+    free = ("tolerance", "capacity", "communicators", "graphs", "mirror")
+    fields: dict[str, Any] = json.loads(json.dumps({k: v for k, v in asdict(settings).items() if k not in free}))
+    return fields
 
 
-def state_of(folder: Path, settings: LoopSettings) -> dict[str, Any]:
-    """The loop's part of a checkpoint. Raises `NoCheckpoint`."""
+def keep_settings(folder: Path, settings: LoopSettings) -> None:
+    """Puts beside the trainer's checkpoints what the loop must be the same in. Refuses another run's folder."""
+    path = folder / STATE
+    if path.exists():
+        check_settings(folder, settings)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f".{STATE}.part"
+    part.write_text(json.dumps(same_run(settings), indent=1))
+    part.replace(path)
+
+
+def check_settings(folder: Path, settings: LoopSettings) -> None:
+    """Raises `NoCheckpoint` unless the folder is of a run with these settings."""
     try:
-        state = json.loads((folder / STATE).read_text())
-        int(state["iteration"]), int(state["version"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        then = dict(json.loads((folder / STATE).read_text()))
+    except (OSError, ValueError, TypeError) as error:
         raise NoCheckpoint(
-            f"{folder} must hold a checkpoint of this loop, {STATE} (got {type(error).__name__})"
+            f"{folder / STATE} must be readable (got {type(error).__name__}): name the folder of a --checkpoint"
         ) from None
-    now, then = same_run(settings), state.get("settings", {})
+    now = same_run(settings)
     if other := sorted(name for name in now if then.get(name) != now[name]):
-        raise NoCheckpoint(
-            f"{folder} must be of a run with the same settings (got another {', '.join(other)}): "
-            f"{', '.join(f'{n} {then.get(n)} there, {now[n]} here' for n in other)}"
-        )
-    return dict(state)
+        told = ", ".join(f"{name} {then.get(name)} there, {now[name]} here" for name in other)
+        raise NoCheckpoint(f"{folder} must be of a run with the same settings (got {told})")

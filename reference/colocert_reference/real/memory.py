@@ -5,9 +5,9 @@
     neither       activations, the gradients that autograd makes before DDP adds them to its buffers, inputs, and what
                   torch keeps on the host anyway (Adam's step counters)
 
-With `use_distributed_optimizer=False`, which is what `model` builds, DDP has fused gradient buffers only: parameters
-keep the memory they were made in. With the distributed optimizer DDP also makes fused *parameter* buffers, inside the
-region in which it is built; that is a later step, and a region of their own is then due.
+On `host` DDP has fused gradient buffers only: parameters keep the memory they were made in. For the distributed
+optimizer DDP also makes fused *parameter* buffers and moves the parameters there. Those hold weights that are kept
+nowhere else, so they belong to `default`, although DDP makes them beside the gradients' (`SaverMemory.fused_buffers`).
 
 Knows tags, bytes, the saver's calls and where its host backup is. Does not know the order of releases (`lifecycle`),
 nor what a tensor means. The `cuda` half has been written against torch and the saver's source and has not run yet.
@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from colocert_reference.ports import DEFAULT, GRADS
 from colocert_reference.real import SWITCHES_THE_MODE
@@ -126,6 +127,15 @@ class SaverMemory:
         with self.managed.region(tag, backup=BACKED_UP[tag]):
             yield
 
+    @contextlib.contextmanager
+    def fused_buffers(self) -> Iterator[None]:
+        """For DDP's constructor: its FP32 buffers, of gradients, and its bf16 ones, of parameters, each in its region.
+
+        One region a buffer and none around them: which of two nested pools torch's CUDA allocator takes is not ours.
+        """
+        with _FusedBuffers(self):
+            yield
+
     def pause(self, tag: str) -> None:
         self.owed[tag] = self.managed.pause(tag)
 
@@ -154,6 +164,21 @@ class SaverMemory:
             raise RuntimeError("a host backup exists only while its region is released (got a resident tensor)")
         raw = (ctypes.c_uint8 * tensor.nbytes).from_address(ctypes.addressof(found.contents))
         return torch.frombuffer(raw, dtype=tensor.dtype).view(tensor.shape)
+
+
+class _FusedBuffers(TorchFunctionMode):
+    """DDP makes its buffers, and nothing else, by `torch.zeros` with a type."""
+
+    def __init__(self, memory: SaverMemory) -> None:
+        super().__init__()
+        self.memory = memory
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is not torch.zeros or "dtype" not in kwargs:
+            return func(*args, **kwargs)
+        with self.memory.region(DEFAULT if kwargs["dtype"] is torch.bfloat16 else GRADS):
+            return func(*args, **kwargs)
 
 
 def granules(nbytes: int) -> int:

@@ -3,9 +3,12 @@
 Knows megatron-core. Does not know regions or the lifecycle: the caller says in which region each of these is built.
 
 The model has RMSNorm, grouped-query attention, SwiGLU and rotary positions, out of the local layer spec (no
-Transformer Engine), in FP32. Weights are drawn whole on the CPU and then sharded, so a seed gives the same model on
-every device and for every tensor-parallel size. bf16 and the distributed optimizer, which exist on CUDA only, are a
-later step.
+Transformer Engine). Weights are drawn whole on the CPU and then sharded, so a seed gives the same model on every device
+and for every tensor-parallel size.
+
+    host    FP32; the optimizer steps the parameters themselves
+    cuda    bf16 with FP32 gradients, and megatron's distributed optimizer, which exists on CUDA only: FP32 masters and
+            moments, sharded over the data-parallel ranks. Has not run yet; its DDP buffers have, on `host`.
 """
 
 from __future__ import annotations
@@ -49,13 +52,15 @@ class Shape:
     rope_theta: int = 10000
     rms_eps: float = 1e-5
 
-    def config(self, tensor: int = 1) -> TransformerConfig:
-        """For a rank of `tensor` tensor-parallel ones."""
+    def config(self, tensor: int = 1, *, bf16: bool = False) -> TransformerConfig:
+        """For a rank of `tensor` tensor-parallel ones; `bf16` brings the distributed optimizer with it."""
         for name in ("heads", "kv_heads", "ffn", "vocabulary"):
             if getattr(self, name) % tensor:
                 raise ValueError(f"{name} must be a multiple of the tensor-parallel size {tensor} (got {self})")
         return TransformerConfig(
             tensor_model_parallel_size=tensor,
+            bf16=bf16,
+            params_dtype=torch.bfloat16 if bf16 else torch.float32,
             num_layers=self.layers,
             hidden_size=self.hidden,
             num_attention_heads=self.heads,
@@ -90,8 +95,8 @@ def build_model(shape: Shape, config: TransformerConfig, device: str, seed: int)
         rotary_base=shape.rope_theta,
         share_embeddings_and_output_weights=False,
     )
-    if device != "cpu":
-        model.to(device)
+    if device != "cpu" or config.bf16:
+        model.to(device=device, dtype=config.params_dtype)  # norms are made in FP32 whatever the configuration says
     if shape.lora_rank:
         model.requires_grad_(False)
         add_lora(model, shape.lora_rank, shape.lora_alpha, seed)
@@ -107,13 +112,13 @@ def add_lora(model: torch.nn.Module, rank: int, alpha: float, seed: int) -> None
     generator = torch.Generator().manual_seed(seed + 1)
     for linear in parallel_linears(model):
         outputs, inputs = linear.weight.shape
-        device = linear.weight.device
+        like: dict[str, Any] = {"device": linear.weight.device, "dtype": linear.weight.dtype}
         drawn = torch.randn(rank, linear.input_size, generator=generator) / linear.input_size**0.5
         column = isinstance(linear, ColumnParallelLinear)
         if not column:
             drawn = drawn.chunk(linear.tp_group.size(), dim=1)[linear.tp_group.rank()]
         # By factories, which a region captures on `host` too; what an operator returns it does not.
-        lora_a, lora_b = torch.empty(rank, inputs, device=device), torch.zeros(outputs, rank, device=device)
+        lora_a, lora_b = torch.empty(rank, inputs, **like), torch.zeros(outputs, rank, **like)
         lora_a.copy_(drawn)
         linear.register_parameter("lora_a", torch.nn.Parameter(lora_a))
         linear.register_parameter("lora_b", torch.nn.Parameter(lora_b))
@@ -149,19 +154,30 @@ class _Lora:
 
 
 def wrap(model: GPTModel, config: TransformerConfig) -> DistributedDataParallel:
-    """The model in megatron's DDP, which makes one fused FP32 gradient buffer over all trainable parameters."""
+    """The model in megatron's DDP, which makes one fused FP32 gradient buffer over all trainable parameters.
+
+    For the distributed optimizer it makes one of parameters too, and moves them into it.
+    """
     ddp_config = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True, overlap_grad_reduce=False, use_distributed_optimizer=False
+        grad_reduce_in_fp32=True, overlap_grad_reduce=False, use_distributed_optimizer=config.bf16
     )
     return DistributedDataParallel(config, ddp_config, model)
 
 
-def build_optimizer(ddp: DistributedDataParallel, learning_rate: float) -> Any:
-    """Megatron's FP32 AdamW over the trainable parameters, its moments already made.
+def build_optimizer(ddp: DistributedDataParallel, learning_rate: float, *, bf16: bool = False) -> Any:
+    """Megatron's AdamW over the trainable parameters, or over its share of their masters, its moments already made.
 
     Adam makes its moments in the first step by itself, outside every region; here they exist from the start.
     """
-    config = OptimizerConfig(optimizer="adam", lr=learning_rate, weight_decay=0.01, clip_grad=0.0)
+    config = OptimizerConfig(
+        optimizer="adam",
+        lr=learning_rate,
+        weight_decay=0.01,
+        clip_grad=0.0,
+        bf16=bf16,
+        params_dtype=torch.bfloat16 if bf16 else torch.float32,
+        use_distributed_optimizer=bf16,
+    )
     chain: Any = get_megatron_optimizer(config, [ddp])
     [optimizer] = chain.chained_optimizers  # dense parameters only; the chain itself wants a gradient norm, on CUDA
     optimizer.init_state_fn(optimizer.optimizer, config)

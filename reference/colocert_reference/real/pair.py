@@ -10,8 +10,8 @@ torch nor the saver, and holds nothing on the device.
 
 A sample is taken after each call. Within a call one side alone moves memory, and of one kind of bytes it only takes or
 only gives, so the samples hold the peaks; the stand-in's own high-water mark (`device_peak`) confirms the device's.
-The engine of `Pair` is memory alone (`engine_memory`); the pair whose engine computes and whose trainer learns from what
-it generated is `loop.LearningPair`. A step at a time, without the driver's order:
+The engine of `Pair` is memory alone (`engine_memory`); the pair whose engine computes and whose trainer learns from
+what it generated is `loop.LearningPair`. A step at a time, without the driver's order:
 
     pair.step(pair.engine, "release", tags=["kv_cache"])   one call of one side, and a sample after it
     pair.engine.call("facts"); pair.device.held_by(pair.engine, pair.trainer); pair.engine.held
@@ -24,7 +24,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from colocert_reference.driver import GRAPH, KV, WEIGHTS, Driver, DriverSettings
 from colocert_reference.real.processes import (
@@ -41,6 +41,7 @@ MIB = 1 << 20
 GRANULE = 2 * MIB
 ENGINE, TRAINER = "engine", "trainer"
 PLAIN, RAY = "plain", "ray"
+_Pair = TypeVar("_Pair", bound="Pair")
 
 
 def granules(nbytes: int) -> int:
@@ -88,6 +89,7 @@ class Sample:
     host_tags: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     begun: float = 0.0
     failed: bool = False
+    facts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def on_device(self) -> int:
@@ -191,6 +193,7 @@ class Pair:
         self._phase = "start"
         self._sides: list[AnySide] = []
         self._began = time.monotonic()
+        self.facts: dict[str, int] = {}
         try:
             self._start()
         except BaseException:
@@ -250,8 +253,8 @@ class Pair:
     def recorded(self, step: str, act: Callable[[], Any]) -> Any:
         """Carries out a step and samples after it, also after one that failed."""
         phase = self._enter(step)
-        begun = time.monotonic()
-        failed = True
+        begun, failed = time.monotonic(), True
+        self.facts = {}
         try:
             value = act()
             failed = False
@@ -267,6 +270,7 @@ class Pair:
                 {side.name: side.held.get("host_tags", {}) for side in self._sides},
                 begun - self._began,
                 failed,
+                self.facts,
             )
             self.samples.append(sample)
         self.observe(sample)
@@ -276,6 +280,7 @@ class Pair:
         """The adapter out of one process into the other."""
         if (nbytes := self.transfer("update_weights")) is not None:
             self.adapter_bytes.append(nbytes)
+            self.facts["adapter"] = nbytes
 
     def transfer(self, call: str, **arguments: Any) -> int | None:
         """A call of the trainer that sends to the engine; the bytes, or None where it sent nothing.
@@ -326,7 +331,7 @@ class Pair:
             side.end()
         self.device.close()
 
-    def __enter__(self) -> Pair:
+    def __enter__(self: _Pair) -> _Pair:
         return self
 
     def __exit__(self, *_: object) -> None:

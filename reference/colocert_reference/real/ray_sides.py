@@ -1,4 +1,4 @@
-"""The two sides of a pair under Ray: an actor a side, which starts the side's process on the shared device and keeps it.
+"""The two sides of a pair under Ray: an actor a side, which starts the side's process on the shared device.
 
 A process under the saver must start with the saver's preload library, and what the saver says as it ends one is on its
 stderr; so the actor does not become that process, it owns it. What can end, and what is then left:
@@ -38,7 +38,7 @@ MORE = 30.0
 
 
 class SideActor:
-    """One side's process, in a Ray actor. Every call returns the error instead of raising it, and what the side holds."""
+    """One side's process, in a Ray actor. A call returns the error instead of raising it, and what the side holds."""
 
     def start(
         self, device: str, capacity: int, folder: str, side: str, body: str, answer_within: float, more: dict[str, Any]
@@ -149,10 +149,13 @@ class RaySide:
 
 
 class RayDevice(SharedDevice):
-    """The shared device whose processes are kept by Ray actors. Ray is started at the first."""
+    """The shared device whose processes are kept by Ray actors. Ray is started here, in the thread of whoever asks."""
+
+    def __init__(self, name: str, capacity: int) -> None:
+        start_ray()
+        super().__init__(name, capacity)
 
     def start(self, side: str, body: str, *, answer_within: float = ANSWER_WITHIN, **arguments: Any) -> RaySide:
-        start_ray()
         handle = ray.remote(SideActor).options(num_cpus=0, max_restarts=0, max_task_retries=0).remote()
         begun = RaySide(side, handle, answer_within)
         begun.start(self, body, arguments)

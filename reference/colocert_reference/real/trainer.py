@@ -17,14 +17,15 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from colocert_reference.lifecycle import Lifecycle
 from colocert_reference.ports import DEFAULT, GRADS, Ports, Settings
-from colocert_reference.real import cpu_shims, export, model
+from colocert_reference.real import checkpoint, cpu_shims, export, model
 from colocert_reference.real.groups import RealGroups, World
 from colocert_reference.real.memory import SaverMemory, open_memory
 from colocert_reference.real.model import Shape
@@ -92,6 +93,7 @@ class RealWork:
         self.deliver, self.accumulate, self.seed, self.names = deliver, accumulate, seed, names
         self.losses: list[float] = []
         self.fed: PolicyBatch | None = None
+        self.version = 0
 
     def feed(self, batch: PolicyBatch) -> None:
         """The next step trains on this batch; of several before one step the last counts."""
@@ -115,15 +117,30 @@ class RealWork:
             self.gradients.pending = 0
 
     def send(self, tag: str, *, from_host: bool) -> None:
-        """The trainable parameters: the adapter under LoRA, all of them without. Nothing else is read."""
-        tensors = {name: p.detach() for name, p in self.parts.model.named_parameters() if p.requires_grad}
-        if from_host:
-            tensors = {name: self.memory.backup(t) for name, t in tensors.items()}
+        """The trainable parameters: the adapter under LoRA, all of them without. Nothing else is read.
+
+        `version` counts the syncs that were delivered.
+        """
+        tensors = self._read(from_host, lambda name, p: p.requires_grad)
         if self.names == PEFT:
             whole = export.adapter_state if self.parts.shape.lora_rank else export.base_state
-            with self.groups.on_host() if from_host else contextlib.nullcontext() as gather:
-                tensors = whole(self.parts.model, self.parts.shape, tensors=tensors, gather=gather)
+            tensors = self._exported(whole, tensors, from_host)
         self.deliver(tensors)
+        self.version += 1
+
+    def base(self, *, from_host: bool) -> dict[str, torch.Tensor]:
+        """Every base parameter as the engine names it: what it loads before the first adapter."""
+        tensors = self._read(from_host, lambda name, p: ".lora_" not in name)
+        return self._exported(export.base_state, tensors, from_host)
+
+    def _read(self, from_host: bool, chosen: Callable[[str, torch.Tensor], bool]) -> dict[str, torch.Tensor]:
+        tensors = {name: p.detach() for name, p in self.parts.model.named_parameters() if chosen(name, p)}
+        return {name: self.memory.backup(t) for name, t in tensors.items()} if from_host else tensors
+
+    def _exported(self, whole: Any, tensors: dict[str, torch.Tensor], from_host: bool) -> dict[str, torch.Tensor]:
+        with self.groups.on_host() if from_host else contextlib.nullcontext() as gather:
+            state: dict[str, torch.Tensor] = whole(self.parts.model, self.parts.shape, tensors=tensors, gather=gather)
+        return state
 
     def rematerialize(self) -> None:
         raise NotImplementedError("this trainer has no rematerialised parameters: they are their own master weights")
@@ -154,28 +171,47 @@ class RealWork:
 
 
 class Parts:
-    """What is built, each part inside its region: model and optimizer in `default`, DDP in `grad_buffer`."""
+    """What is built, each part in its region: model and optimizer in `default`, DDP's gradients in `grad_buffer`."""
 
     def __init__(self, shape: Shape, memory: SaverMemory, world: World, seed: int, learning_rate: float) -> None:
         self.shape, self.world = shape, world
-        config = shape.config(world.tensor)
+        bf16 = memory.managed.device == "cuda"
+        config = shape.config(world.tensor, bf16=bf16)
         with memory.region(DEFAULT):
             self.model = model.build_model(shape, config, memory.managed.device, seed)
-        with memory.region(GRADS):
+        with memory.fused_buffers():
             self.ddp: Any = model.wrap(self.model, config)
         with memory.region(DEFAULT):
-            self.optimizer = model.build_optimizer(self.ddp, learning_rate)
+            self.optimizer = model.build_optimizer(self.ddp, learning_rate, bf16=bf16)
 
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
         """Every tensor of each tag, by name. On `host` each is one allocation."""
-        held = {name: p.detach() for name, p in self.model.named_parameters()}
-        names = {p: name for name, p in self.model.named_parameters()}
-        held["optimizer.scale"] = self.optimizer.get_loss_scale()
-        for p in self.optimizer.get_parameters():
-            for moment in ("exp_avg", "exp_avg_sq"):
-                held[f"{names[p]}.{moment}"] = self.optimizer.optimizer.state[p][moment]
+        frozen = {name: p.detach() for name, p in self.model.named_parameters() if not p.requires_grad}
+        scale = {"optimizer.scale": self.optimizer.get_loss_scale()}
         buffers = self.ddp.buffers + self.ddp.expert_parallel_buffers
-        return {DEFAULT: held, GRADS: {f"grads.{n}": buffer.grad_data for n, buffer in enumerate(buffers)}}
+        grads = {f"grads.{n}": buffer.grad_data for n, buffer in enumerate(buffers)}
+        return {DEFAULT: {**frozen, **scale, **self.trained()}, GRADS: grads}
+
+    def trained(self) -> dict[str, torch.Tensor]:
+        """Of tag `default`, what a step changes: parameters and their moments, and master weights where there are."""
+        held = {name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
+        for name, master in self._masters():
+            if name not in held:
+                held[name] = master.detach()
+            for moment in ("exp_avg", "exp_avg_sq"):
+                held[f"{name}.{moment}"] = self.optimizer.optimizer.state[master][moment]
+        return held
+
+    def counters(self) -> dict[str, torch.Tensor]:
+        """Adam's step of each parameter, in plain host memory."""
+        state = self.optimizer.optimizer.state
+        return {f"{name}.step": state[master]["step"] for name, master in self._masters()}
+
+    def _masters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What the optimizer steps: in FP32 the parameters themselves."""
+        names = {id(p): name for name, p in self.model.named_parameters()}
+        for n, master in enumerate(self.optimizer.get_parameters()):
+            yield names.get(id(master), f"master.{n}"), master
 
 
 class RealTrainer(Lifecycle):
@@ -208,6 +244,7 @@ class RealTrainer(Lifecycle):
         gradients = RealGradients(self.parts.ddp)
         work = RealWork(self.parts, gradients, memory, groups, deliver, accumulate=accumulate, seed=seed, names=names)
         self.memory, self.groups, self.work = memory, groups, work
+        self.base_digest: str | None = None
         super().__init__(
             Ports(memory=memory, groups=groups, gradients=gradients, work=work),
             Settings(tags=frozenset({DEFAULT, GRADS}), lora=shape.lora_rank > 0, offload_train=offload_train),
@@ -216,3 +253,15 @@ class RealTrainer(Lifecycle):
     def feed(self, batch: PolicyBatch) -> None:
         """What the next `train()` trains on, awake or asleep; under tensor parallelism the same on all its ranks."""
         self.work.feed(batch)
+
+    def base(self) -> dict[str, torch.Tensor]:
+        """The base in plain host memory, by the engine's names, awake or asleep."""
+        return self.work.base(from_host=DEFAULT in self.released)
+
+    def save(self, folder: str | Path, iteration: int) -> dict[str, Any]:
+        """`checkpoint.save`: between optimizer steps, awake or asleep."""
+        return checkpoint.save(self, folder, iteration)
+
+    def load(self, folder: str | Path) -> dict[str, Any]:
+        """`checkpoint.load`: in place, awake."""
+        return checkpoint.load(self, folder)

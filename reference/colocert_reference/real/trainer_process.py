@@ -12,8 +12,9 @@ and gradients are resident in both (`wake_up` resumes them beside the engine's w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from colocert_reference.ports import DEFAULT, GRADS, Groups, Work
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from colocert_reference.real.trainer import RealTrainer
 
 _FOREVER = 7 * 86400.0
-CALLS = ("offload_grad_buffer", "clear_memory", "sleep", "update_weights", "wake_up", "train", "close")
+OWN = ("init", "facts", "train", "feed", "base", "save", "load")
+CALLS = ("offload_grad_buffer", "clear_memory", "sleep", "update_weights", "wake_up", "close")
+"""Calls that this module answers, and those that are the trainer's."""
 
 
 class Communicators:
@@ -60,13 +63,31 @@ class Communicators:
 
 
 class TrainerProcess:
-    """The calls. `init` builds the trainer once; `shape` are the arguments of `real.model.Shape`."""
+    """The calls. `init` builds the trainer once; `shape` are the arguments of `real.model.Shape`.
+
+    `names` says how a sync names what it sends (`real.trainer.MEGATRON`, `PEFT`).
+    """
 
     def __init__(
-        self, stage: Any, shape: dict[str, Any], communicators: int, accumulate: int, wire: str, timeout: float
+        self,
+        stage: Any,
+        shape: dict[str, Any],
+        communicators: int,
+        accumulate: int,
+        wire: str,
+        timeout: float,
+        names: str = "megatron",
+        learning_rate: float = 1e-2,
+        seed: int = 0,
     ) -> None:
-        self.stage, self.shape, self.communicators, self.accumulate = stage, shape, communicators, accumulate
+        self.stage, self.shape, self.communicators = stage, shape, communicators
         self.wire, self.timeout = wire, timeout
+        self.settings: dict[str, Any] = {
+            "accumulate": accumulate,
+            "names": names,
+            "learning_rate": learning_rate,
+            "seed": seed,
+        }
         self.trainer: RealTrainer | None = None
         self.sent: list[dict[str, Any]] = []
 
@@ -77,16 +98,56 @@ class TrainerProcess:
         if self.trainer is not None:
             return
         device = self.stage.device
-        trainer = RealTrainer(Shape(**self.shape), device=device.name, deliver=self.deliver, accumulate=self.accumulate)
+        trainer = RealTrainer(Shape(**self.shape), device=device.name, deliver=self.deliver, **self.settings)
         costly = Communicators(device, self.communicators, trainer.ports.groups, trainer.ports.work)
         trainer.ports = replace(trainer.ports, groups=costly, work=costly)
         self.trainer = trainer
 
     def deliver(self, tensors: Mapping[str, Any]) -> None:
         """To the engine's socket, out of the memory where the tensors lie: the device's, or the host backup's."""
-        raw = {name: memoryview(t.cpu().contiguous().numpy()) for name, t in tensors.items()}
+        raw = {name: memoryview(_bytes(t)) for name, t in tensors.items()}
         told = adapter_wire.send(self.wire, raw, self.timeout, lambda: self.stage.tell({"sending": len(raw)}))
-        self.sent.append({"tensors": {name: len(m.cast("B")) for name, m in raw.items()}, **told})
+        self.sent.append({"tensors": {name: len(m) for name, m in raw.items()}, **told})
+
+    def feed(self, groups: Sequence[Sequence[Mapping[str, Any]]]) -> int:
+        """What the next `train` trains on: rollouts (`prompt`, `completion`, `reward`) by prompt; how many tokens."""
+        from colocert_reference.real.policy import PolicyBatch, Rollout
+
+        trainer = self.built()
+        batch = PolicyBatch.from_rollouts([[Rollout(**rollout) for rollout in group] for group in groups])
+        trainer.feed(batch)
+        return batch.tokens
+
+    def train(self) -> float:
+        """The loss of the step."""
+        trainer = self.built()
+        trainer.train()
+        return trainer.work.losses[-1]
+
+    def base(self, path: str) -> dict[str, Any]:
+        """Writes the base, by the engine's names, as one safetensors file: complete under that name, or not there."""
+        from safetensors.torch import save_file
+
+        state, unfinished = self.built().base(), Path(f"{path}.unfinished")
+        try:
+            save_file(state, unfinished)
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+        return {"path": path, "tensors": len(state), "bytes": sum(t.nbytes for t in state.values())}
+
+    def save(self, folder: str, iteration: int) -> dict[str, Any]:
+        """Between optimizer steps, awake or asleep."""
+        return self.built().save(folder, iteration)
+
+    def load(self, folder: str) -> dict[str, Any]:
+        """In place, awake: `iteration` and `version` as they were saved."""
+        return self.built().load(folder)
+
+    def built(self) -> RealTrainer:
+        if self.trainer is None:
+            raise RuntimeError("this call needs a trainer that was built: init() first")
+        return self.trainer
 
     def facts(self) -> dict[str, Any]:
         """Bytes of every tensor by tag, losses, what was sent, and what the trainer believes to have released."""
@@ -97,30 +158,29 @@ class TrainerProcess:
             "adapter": {n: p.nbytes for n, p in self.trainer.parts.model.named_parameters() if p.requires_grad},
             "losses": self.trainer.work.losses,
             "sent": self.sent,
+            "version": self.trainer.work.version,
             "believed": self.trainer.believed(),
         }
 
-    def answer(self, call: str) -> Any:
+    def answer(self, call: str, **arguments: Any) -> Any:
         """What the call returns."""
-        if call in ("init", "facts"):
-            return getattr(self, call)()
+        if call in OWN:
+            return getattr(self, call)(**arguments)
         if call not in CALLS:
-            raise ValueError(f"call must be init, facts or one of {', '.join(CALLS)} (got {call!r})")
-        if self.trainer is None:
-            raise RuntimeError(f"{call}() needs a trainer that was built: init() first")
-        return getattr(self.trainer, call)()
+            raise ValueError(f"call must be one of {', '.join((*OWN, *CALLS))} (got {call!r})")
+        return getattr(self.built(), call)(**arguments)
 
 
-def main(stage: Any, *, shape: dict[str, Any], communicators: int, accumulate: int, wire: str, timeout: float) -> None:
-    """The process: answers calls until it is told to leave or whoever asked is gone."""
-    process = TrainerProcess(stage, shape, communicators, accumulate, wire, timeout)
+def main(stage: Any, **settings: Any) -> None:
+    """The process, by the arguments of `TrainerProcess`: answers calls until told to leave or whoever asked is gone."""
+    process = TrainerProcess(stage, **settings)
     import colocert_reference.real.trainer
 
     assert colocert_reference.real.trainer
     stage.tell({"ok": "here"})
     while (message := stage.listen(_FOREVER)) is not None:
         try:
-            answer = {"ok": process.answer(message["call"])}
+            answer = {"ok": process.answer(**message)}
         except Exception as error:
             answer = {"error": type(error).__name__, "text": str(error)}
         stage.tell({**answer, "held": held(stage.device), "released": _released(process)})
@@ -129,3 +189,10 @@ def main(stage: Any, *, shape: dict[str, Any], communicators: int, accumulate: i
 def _released(process: TrainerProcess) -> list[str]:
     believed = process.trainer.believed() if process.trainer is not None else {}
     return [tag for tag, released in believed.items() if released]
+
+
+def _bytes(tensor: Any) -> Any:
+    """The bytes of a tensor, of whatever type, in host memory."""
+    import torch
+
+    return tensor.cpu().contiguous().view(torch.uint8).flatten().numpy()
