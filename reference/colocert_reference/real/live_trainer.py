@@ -9,6 +9,7 @@ not in the model now; digests of an adapter and of the logical state. Knows tens
 
 from __future__ import annotations
 
+import gc
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ class LiveTrainer(LearnerProcess):
         if first:
             self.fresh = self._copied()
             self.kept = {name: self._copied() for name in self.adapters[1:]}
+            gc.freeze()  # each hand-off collects twice, and would go through all that the imports have made
 
     # ---- training
 
