@@ -21,7 +21,7 @@ from colocert.record.manifest import Options
 from colocert.record.registry import BY_ID
 from colocert.record.runner import record
 from colocert.rig import live_device
-from colocert.rig.live_device import LiveDevice, NoLiveDevice, device_name, lacking
+from colocert.rig.live_device import LiveDevice, NoLiveDevice, device_name
 from colocert.rig.live_host import HostHeld, _read, host_held
 from colocert.trace import AnyEvent
 from colocert.trace.events import CallRaise, Change, LevelsSeen, ProcessEnded
@@ -29,7 +29,7 @@ from colocert_fixtures.adversaries.inert import InertPair
 from colocert_reference.colocert_impl import CLAIMS
 
 MIB = 1 << 20
-on_the_stand_in = pytest.mark.skipif(bool(lacking("host")), reason="the stand-in cannot be had")
+on_the_stand_in = pytest.mark.usefixtures("stand_in")
 
 
 def taken(pair: Callable[[Any], Any], *steps: str, scenario: str = "live-memory") -> list[AnyEvent]:

@@ -1,0 +1,41 @@
+"""The reference's pair in the live profile. All of it is what `make certify` runs; here, the parts that are its own."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("megatron.core")
+pytest.importorskip("peft")
+
+from colocert.judge import judge_events
+from colocert.record.registry import BY_ID
+from colocert.rig.live_device import lacking
+from colocert_fixtures.judging import rules, run
+from colocert_reference.colocert_impl import implementation
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "rule", "codes"),
+    [
+        (
+            "live-adapters",
+            "ML-01",
+            {"weights-touched", "moments-touched", "gradients-touched", "slot-not-pristine"},
+        ),
+        (
+            "live-memory",
+            "LV-01",
+            {"tag-empty", "not-released", "other-bytes", "kept-at-hand-off", "does-not-fit"},
+        ),
+    ],
+)
+def test_slots_and_tags_hold_what_they_say(scenario: str, rule: str, codes: set[str]) -> None:
+    """Two adapters take turns in one model; each tensor of a tag is one allocation."""
+    if why := lacking("host"):
+        pytest.skip(why)
+    judged = judge_events(run(implementation, BY_ID[scenario]), rules("live"))
+    assert judged.findings == ()
+    assert set(judged.exercised[rule]) == codes
