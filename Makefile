@@ -1,6 +1,7 @@
 # Set-up and the main jobs. Needs GNU make, a Python of 3.10 to 3.13 with venv, and pip's package index.
 #
 #   make certify [IMPL=reference] [PROFILE=A,B] [CERTIFICATE=build/certificate.json] [REPORT=build/report.html]
+#   make demo [ITERATIONS=16] [SEED=0] [PEAK=gpu]
 #   make test
 #
 # PYTHON=... chooses the interpreter of .venv; EXTRAS=... what is installed (default: reference,dev on 3.11, else dev).
@@ -24,6 +25,10 @@ CERTIFICATE ?= build/certificate.json
 REPORT ?= build/report.html
 EVIDENCE ?= build/evidence
 PYTEST_ARGS ?=
+DEMO ?= build/demo
+ITERATIONS ?= 16
+SEED ?= 0
+PEAK ?= gpu
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -42,10 +47,11 @@ find_python = for p in $(PYTHON) python3.11 python3 python3.12 python3.13 python
 	then echo "$$p"; exit 0; fi; done; \
 	echo 'make: needs Python 3.10 to 3.13 with venv on PATH, or PYTHON=/path/to/python' >&2; exit 1
 
-.PHONY: help setup fetch-miles fetch-skyrl fetch-verl certify test bench lint typing docs clean distclean
+.PHONY: help setup fetch-miles fetch-skyrl fetch-verl certify demo test bench lint typing docs clean distclean
 
 help:
 	@echo 'make certify [IMPL=reference|miles|skyrl|verl|pkg|file.py] [CERTIFICATE=FILE] [REPORT=FILE]   set up, then certify'
+	echo 'make demo      set up, then a trainer and an engine that share one device and learn; written to $(DEMO)'
 	echo 'make test      set up, then the tests of this project'
 	echo 'make bench     set up, then every bench, each beside its peers; written to build/bench.md'
 	echo 'make lint | typing | docs'
@@ -117,6 +123,15 @@ certify: $(STAMP) $(WHEEL_$(IMPL))
 	fi
 	$(BIN)/python -m pytest conformance --impl='$(IMPL)' --profile="$$profile" -n 2 \
 		--certificate='$(CERTIFICATE)' --report='$(REPORT)' --evidence='$(EVIDENCE)' $(PYTEST_ARGS)
+
+# The reference pair on the stand-in device, about a minute on two cores. PNG where something that converts SVG is there.
+demo: $(STAMP)
+	@rm -rf '$(DEMO)'
+	mkdir -p '$(DEMO)'
+	$(BIN)/python -m colocert_reference --device host --peak-device '$(PEAK)' --iterations '$(ITERATIONS)' --seed '$(SEED)' \
+		--timeline '$(DEMO)/timeline.svg' --reward '$(DEMO)/reward.svg' --trace '$(DEMO)/trace.jsonl' \
+		--transcript '$(DEMO)/transcript.txt'
+	$(BIN)/python -m colocert_reference.svg_to_png '$(DEMO)'/*.svg
 
 # The tests of the adapters need the wheels; the one for miles the extra `reference` as well, to drive it.
 test: $(STAMP)

@@ -67,15 +67,23 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     loop.add_argument("--seed", type=int, metavar="S", help="of the base, the prompts and the sampling (default: 0)")
     loop.add_argument("--checkpoint", type=Path, metavar="DIR", help="keep the last iteration there")
     loop.add_argument("--resume", type=Path, metavar="DIR", help="go on from there, N iterations more")
-    loop.add_argument("--timeline", type=Path, metavar="FILE", help="the bytes of both sides over the steps, as SVG")
+    loop.add_argument(
+        "--timeline",
+        type=Path,
+        metavar="FILE",
+        help="the bytes of both sides over the steps, as SVG; its opening in FILE's name with -opening",
+    )
     loop.add_argument("--reward", type=Path, metavar="FILE", help="the reward over the iterations, as SVG")
     loop.add_argument(
         "--trace", type=Path, metavar="FILE", help="the steps as a trace (.jsonl): `colocert timeline FILE`"
     )
+    loop.add_argument(
+        "--transcript", type=Path, metavar="FILE", help="the lines of the run, whatever the terminal shows"
+    )
     given = parser.parse_args(argv)
     if given.device == "cuda" and given.capacity:
         parser.error("argument --capacity: a GPU has its own (got --device cuda)")
-    for name in ("seed", "checkpoint", "resume", "timeline", "reward", "trace"):
+    for name in ("seed", "checkpoint", "resume", "timeline", "reward", "trace", "transcript"):
         if given.engine == "blocks" and getattr(given, name) is not None:
             parser.error(f"argument --{name}: needs an engine that samples (got --engine blocks)")
     if given.processes is None:
@@ -209,8 +217,8 @@ def learn(given: argparse.Namespace, tell: Callable[[str], None]) -> int:
             try:
                 pair.run(given.iterations)
             finally:
-                written = write(given, pair)
-            told = said_of(pair)
+                told = said_of(pair) if pair.samples else []
+                written = write(given, pair, [*shown.transcript(), *told])
     except NoDevice as error:
         tell(str(error))
         return NOT_THERE
@@ -221,15 +229,22 @@ def learn(given: argparse.Namespace, tell: Callable[[str], None]) -> int:
     return 0
 
 
-def write(given: argparse.Namespace, pair: LearningPair) -> list[str]:
-    """The files that were asked for; a line for each."""
+def write(given: argparse.Namespace, pair: LearningPair, transcript: list[str]) -> list[str]:
+    """The files that were asked for, as far as the run came; a line for each."""
     from colocert_reference.real import pictures
 
     title = f"reference pair, {given.peak_device}-peak on {given.device}"
     capacity = pair.settings.capacity if given.device == "host" else 0
     texts: dict[Path, str] = {}
     if given.timeline is not None:
-        texts[given.timeline] = pictures.timeline_svg(pair.samples, title=title, capacity=capacity)
+        opening = given.timeline.with_name(f"{given.timeline.stem}-opening{given.timeline.suffix}")
+        for path, steps, what in (
+            (given.timeline, None, ""),
+            (opening, pictures.opening(pair.samples, 2), ": start and first two iterations"),
+        ):
+            texts[path] = pictures.timeline_svg(pair.samples, title=title + what, capacity=capacity, steps=steps)
+    if given.transcript is not None:
+        texts[given.transcript] = "".join(f"{line}\n" for line in transcript)
     if given.reward is not None and pair.iterations:
         texts[given.reward] = pictures.reward_svg(pair.iterations, title=title)
     written = []

@@ -166,7 +166,10 @@ def mistakes(stage: Stage) -> dict[str, float]:
 
 
 def full(stage: Stage) -> dict[str, Any]:
-    """Without LoRA a sync sends the whole model, awake and asleep."""
+    """Without LoRA a sync sends the whole model, awake and asleep; and what is refused of sizes that do not fit."""
+    from colocert_reference.real import export
+    from colocert_reference.real.model import Shape
+
     sent: list[dict[str, Any]] = []
     trainer = built(1, 1, 0, 0, lora=False, names="peft", deliver=lambda tensors: sent.append(dict(tensors)))
     both = Both(trainer)
@@ -176,7 +179,16 @@ def full(stage: Stage) -> dict[str, Any]:
     trainer.update_weights()
     trainer.wake_up()
     asyncio.run(both.ports.write_base(sent[1]))
-    return {"same": digest(sent[0]) == digest(sent[1]), "apart": both.apart()}
+    refused = []
+    for action in (
+        lambda: export.adapter_state(trainer.parts.model, trainer.parts.shape),
+        lambda: Shape(kv_heads=2).config(4),
+    ):
+        try:
+            action()
+        except ValueError as error:
+            refused.append(str(error))
+    return {"same": digest(sent[0]) == digest(sent[1]), "apart": both.apart(), "refused": refused}
 
 
 def process_calls(stage: Stage, folder: str, wire: str) -> dict[str, Any]:

@@ -136,6 +136,9 @@ def test_without_lora_the_whole_model_is_sent_by_the_engines_names() -> None:
     facts = child("full").wait().expect("ok")
     assert facts["same"]
     assert facts["apart"] < ROUNDING
+    no_adapter, no_split = facts["refused"]
+    assert "lora_rank=0" in no_adapter
+    assert "kv_heads must be a multiple of the tensor-parallel size 4" in no_split
 
 
 def test_over_the_calls_of_the_process_the_engine_gets_base_and_adapter(tmp_path: Path) -> None:

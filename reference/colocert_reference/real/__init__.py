@@ -1,8 +1,13 @@
-"""The reference trainer on real tensors: megatron-core and torch_memory_saver behind the lifecycle's ports.
+"""The reference for real: megatron-core, transformers and torch_memory_saver behind the ports of its logic.
 
-The reader's path: `trainer` (the ports put together), `memory` (the saver, and what lies in which region), `groups`
-(process groups that go and come back), `model` (GPTModel, LoRA, DDP, optimizer), `cpu_shims` (what megatron-core needs
-where there is no GPU). `host_memory` is the one module that imports the kit: it places tensors on the stand-in device.
+The trainer: `trainer` (the ports put together), `memory` (the saver, and what lies in which region), `groups`
+(process groups that go and come back), `model` (GPTModel, LoRA, DDP, optimizer), `policy` (rollouts as a batch),
+`export` (what the engine loads), `checkpoint` (what outlives a process), `cpu_shims` (what megatron-core needs where
+there is no GPU), `host_memory` (tensors on the stand-in device).
+
+The pair: `loop` (rollouts, reward, steps) over `pair` (two processes under the driver), `engine_process` over
+`llama_engine`, `learner_process` over `trainer_process`, `adapter_wire` between them; `processes` and `ray_sides` start
+and lose them, `progress` and `pictures` show a run.
 
 Importing this package imports neither torch nor megatron-core. It refuses to load after the saver was put to use and
 before megatron-core was imported: that import sets the saver's mode to "torch" (0.16.1,

@@ -51,6 +51,7 @@ class EngineProcess:
         self.sizes: dict[str, int] = {}
         self.drained = False
         self.base = ""
+        self.acknowledged: dict[str, str] = {}
 
     # ---- memory
 
@@ -132,6 +133,8 @@ class EngineProcess:
             raise EngineNotReady("a drained engine serves nobody (got a request)")
         if self.base and WEIGHTS not in engine.released and engine.base_valid:
             self.verify()
+        if adapter in self.acknowledged:
+            self.verify_adapter(adapter)
         return self._run(self._answers(prompts, tokens, samples, seed, temperature, adapter))
 
     async def _answers(self, prompts: Sequence[str], tokens: int, *how: Any) -> list[dict[str, Any]]:
@@ -194,7 +197,9 @@ class EngineProcess:
             self._take_base(version, self._views(transport, {n: p.shape for n, p in self.ports.parameters.items()}))
         elif kind == "adapter":
             views = self._views(transport, self.ports.places)
-            self._run(self._there.load_adapter(str(said["adapter"]), version, views))
+            name = str(said["adapter"])
+            self._run(self._there.load_adapter(name, version, views))
+            self.acknowledged[name] = self.adapter_checksum(name)
         else:
             raise ValueError(f"a transfer must be a base or an adapter (got {kind!r})")
         return {"kind": kind, "version": version}
@@ -224,6 +229,20 @@ class EngineProcess:
             digest.update(self.ports.parameters[name].detach().cpu().contiguous().numpy())
         return digest.hexdigest()
 
+    def verify_adapter(self, name: str) -> None:
+        """Raises `ContentsLost` unless an adapter still holds what was acknowledged."""
+        if (now := self.adapter_checksum(name)) != self.acknowledged[name]:
+            raise ContentsLost(
+                f"adapter {name} must hold the tensors that were acknowledged, {self.acknowledged[name]} (got {now}): "
+                "it was not copied out of the transport before the acknowledgement, or was written over since"
+            )
+
+    def adapter_checksum(self, name: str) -> str:
+        """SHA-256 over the tensors that the model computes with for an adapter, by name."""
+        key = self._there.adapters[name].tensors.key  # type: ignore[attr-defined]
+        named = self.ports.model.named_parameters()
+        return _digest({place.replace(f".{key}.", "."): t for place, t in named if f".{key}." in place})
+
     def facts(self) -> dict[str, Any]:
         """The state, for whoever asks."""
         engine = self._there
@@ -233,7 +252,7 @@ class EngineProcess:
             "base_valid": engine.base_valid,
             "base": self.base,
             "adapters": {name: adapter.version for name, adapter in engine.adapters.items()},
-            "adapter_sha256": {name: _digest(adapter.tensors) for name, adapter in engine.adapters.items()},
+            "adapter_sha256": {name: self.adapter_checksum(name) for name in engine.adapters},
         }
 
     def status(self) -> dict[str, Any]:

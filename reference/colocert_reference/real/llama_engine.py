@@ -38,6 +38,10 @@ class WrongTensors(ValueError):
     """A source must hold exactly the tensors, of the shapes, that the engine has a place for."""
 
 
+class NotFinite(ArithmeticError):
+    """The model gave no probabilities: its weights, its adapter or its cache hold something else than was sent."""
+
+
 class TooManyRequests(RuntimeError):
     """Every static cache belongs to a request under way."""
 
@@ -359,6 +363,8 @@ class LlamaPorts:
         if drawing is None or not isinstance(request, Sampling):
             then = (int(logits[0].argmax()),) * self.shape.samples
             return Token(then[0], Entry(slot, slot.serial, length, logits, then))
+        if not bool(torch.isfinite(logits).all()):
+            raise NotFinite(f"every logit must be finite to draw from (got others for adapter {request.adapter})")
         asked = torch.log_softmax(logits[: request.samples].float().cpu() / request.temperature, dim=-1)
         drawn = torch.multinomial(asked.exp(), 1, generator=drawing)
         tokens = tuple(drawn[:, 0].tolist())

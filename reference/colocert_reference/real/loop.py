@@ -91,7 +91,7 @@ class LoopSettings:
     seed: int = 0
     model: Mapping[str, Any] = field(default_factory=lambda: dict(MODEL))
     prompts: int = 4
-    samples: int = 16
+    samples: int = 24
     tokens: int = 12
     temperature: float = 1.0
     learning_rate: float = 5e-3

@@ -42,24 +42,39 @@ if TYPE_CHECKING:
 TRAINER, ENGINE = "trainer", "engine"
 UNMANAGED = "communicators"
 DEFAULT, WEIGHTS, PADDING = "default", "weights", " padding"
+_MANY = 80
+"""Steps beyond which a phase is too narrow for its name."""
 _WIDE, _HIGH, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 320, 64, 20, 58, 52
 
 
 # ---- bytes
 
 
-def series(samples: Sequence[Sample]) -> Series:
-    """What both sides held, by tag, and which step each carried out when."""
-    columns, spans = [], []
+def series(samples: Sequence[Sample], *, iterations: bool = False) -> Series:
+    """What both sides held, by tag, which step each carried out when, and the phases above, or the iterations."""
+    columns: list[Column] = []
+    spans: list[Span] = []
     for at, sample in enumerate(samples, 1):
         columns.append(Column(at, _layers(sample.tags, sample.device), _layers(sample.host_tags, sample.host)))
         side, _, method = sample.step.partition(".")
         lane = f"{ENGINE} 0" if side == ENGINE else "rank 0"
         spans.append(Span(lane, method, at - 1, at, sample.failed))
+    spans += _iterations(samples) if iterations else _phases(samples)
+    return Series(len(samples), tuple(columns), tuple(spans), len(spans))
+
+
+def _phases(samples: Sequence[Sample]) -> Iterator[Span]:
     for phase, of_phase in itertools.groupby(enumerate(samples), lambda numbered: numbered[1].phase):
         numbers = [at for at, _ in of_phase]
-        spans.append(Span("driver", phase, numbers[0], numbers[-1] + 1))
-    return Series(len(samples), tuple(columns), tuple(spans), len(spans))
+        yield Span("driver", phase, numbers[0], numbers[-1] + 1)
+
+
+def _iterations(samples: Sequence[Sample]) -> Iterator[Span]:
+    """From a rollout to the next."""
+    begun = [at for at, sample in enumerate(samples) if sample.phase == "rollout"]
+    ended = next((at for at, sample in enumerate(samples) if sample.phase == "close"), len(samples))
+    for number, (begin, end) in enumerate(itertools.pairwise([*begun, ended])):
+        yield Span("iteration", str(number), begin, end)
 
 
 def _layers(tags: Mapping[str, Mapping[str, int]], total: Mapping[str, int]) -> dict[Layer, int]:
@@ -77,7 +92,8 @@ def timeline_svg(
     samples: Sequence[Sample], *, title: str, capacity: int = 0, steps: tuple[int, int] | None = None
 ) -> str:
     """The bytes of both sides over the steps, stacked by tag against the capacity; `steps` draws some of them only."""
-    return timeline(series(samples), window=steps, title=title, alone=True, capacity=capacity, axis="step")
+    shown = series(samples, iterations=steps is None and len(samples) > _MANY)
+    return timeline(shown, window=steps, title=title, alone=True, capacity=capacity, axis="step")
 
 
 def opening(samples: Sequence[Sample], iterations: int) -> tuple[int, int]:

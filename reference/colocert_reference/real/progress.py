@@ -82,6 +82,10 @@ class Progress:
     ) -> None:
         """Nothing to put back."""
 
+    def transcript(self) -> list[str]:
+        """The lines of the run so far, whatever was shown of them."""
+        return [self.title, _line(tuple(TITLES.get(name, name) for name in COLUMNS)), *map(_line, self.rows)]
+
     def redraw(self) -> None:
         """Lines do not change."""
 

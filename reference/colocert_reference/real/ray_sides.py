@@ -26,6 +26,7 @@ from colocert_reference.real.processes import (
     ANSWER_WITHIN,
     END_WITHIN,
     NOTHING,
+    NoDevice,
     PairError,
     ProcessDied,
     SharedDevice,
@@ -152,7 +153,10 @@ class RayDevice(SharedDevice):
     """The shared device whose processes are kept by Ray actors. Ray is started here, in the thread of whoever asks."""
 
     def __init__(self, name: str, capacity: int) -> None:
-        start_ray()
+        try:
+            start_ray()
+        except Exception as error:  # Ray has no one error for a start that failed
+            raise NoDevice(f"Ray must start for --processes ray (got {type(error).__name__}: {error})") from error
         super().__init__(name, capacity)
 
     def start(self, side: str, body: str, *, answer_within: float = ANSWER_WITHIN, **arguments: Any) -> RaySide:

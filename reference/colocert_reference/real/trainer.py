@@ -251,7 +251,10 @@ class RealTrainer(Lifecycle):
         )
 
     def feed(self, batch: PolicyBatch) -> None:
-        """What the next `train()` trains on, awake or asleep; under tensor parallelism the same on all its ranks."""
+        """What the next `train()` trains on, and that one alone. Awake or asleep.
+
+        Every rank is fed: tensor-parallel ones with the same batch, data-parallel ones with their share.
+        """
         self.work.feed(batch)
 
     def base(self) -> dict[str, torch.Tensor]:
