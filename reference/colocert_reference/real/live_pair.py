@@ -8,10 +8,10 @@ base is sent again, then the adapters.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from colocert_reference.driver import WEIGHTS
+from colocert_reference.driver import WEIGHTS, Driver
 from colocert_reference.ports import DEFAULT, GRADS
 from colocert_reference.real.loop import LLAMA, LearningPair, LoopSettings
 from colocert_reference.real.pair import ENGINE, TRAINER
@@ -61,11 +61,9 @@ class RigDevice(SharedDevice):
 class RigPair(LearningPair):
     """The learning pair over the processes of a rig, with several adapters."""
 
-    def __init__(self, rig: Any, settings: LoopSettings, trainer: str, engine: str) -> None:
+    def __init__(self, rig: Any, settings: LoopSettings, **bodies: Any) -> None:
         self.rig, self.adapters = rig, list(rig.config.adapters)
-        super().__init__(
-            settings, peak_device=rig.config.peak_device, device=rig.config.device, learner=trainer, engine=engine
-        )
+        super().__init__(settings, peak_device=rig.config.peak_device, device=rig.config.device, **bodies)
 
     def _shared(self, processes: str, device: str) -> SharedDevice:
         return RigDevice(self.rig)
@@ -86,10 +84,12 @@ class RigPair(LearningPair):
 class LivePair:
     """What `live(rig)` of the reference returns; it is in training then."""
 
-    def __init__(self, rig: Any, trainer: str = LIVE_TRAINER, engine: str = LLAMA) -> None:
+    def __init__(
+        self, rig: Any, learner: str = LIVE_TRAINER, engine: str = LLAMA, driver: Callable[..., Driver] = Driver
+    ) -> None:
         settings = SMALL if rig.config.size == "small" else MEDIUM
         rig.limit(settings.capacity)
-        self.pair = RigPair(rig, settings, trainer, engine)
+        self.pair = RigPair(rig, settings, learner=learner, engine=engine, driver=driver)
         self.pair.driver._start()
         self.pair.driver._release(WEIGHTS)
 
