@@ -24,6 +24,7 @@ from colocert.rules import (
     handoff_state,
     lifecycle,
     live,
+    live_same,
     recovery,
     sync_payload,
 )
@@ -138,6 +139,7 @@ FOLDS: Mapping[str, type[BaseFold]] = _folds(
     group,
     engine,
     live,
+    live_same,
 )
 """The fold of each rule."""
 
