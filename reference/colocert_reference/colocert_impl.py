@@ -253,6 +253,8 @@ def frozen_offload(rig: FrozenRig, offload: type[FrozenOffload] = FrozenOffload)
 
 def live(rig: LiveRig) -> Any:
     """The learning pair on the rig's device, in training."""
+    if not rig.config.lora:
+        raise NotImplementedError("the pair of the live profile trains adapters (got lora=False)")
     from colocert_reference.real.live_pair import LivePair
 
     return LivePair(rig)
