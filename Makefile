@@ -17,7 +17,7 @@ IMPL ?= reference
 # the lifecycle of any other.
 TORCHLESS_reference := lifecycle,handoff,adapter-sync,group,engine
 TORCHLESS_skyrl := adapter-sync
-PROFILES_reference := $(TORCHLESS_reference),sync-payload,frozen-offload
+PROFILES_reference := $(TORCHLESS_reference),sync-payload,frozen-offload,live
 PROFILES_skyrl := $(TORCHLESS_skyrl),frozen-offload
 PROFILES_verl := adapter-sync,sync-payload
 PROFILE ?= $(or $(PROFILES_$(IMPL)),lifecycle)

@@ -15,6 +15,7 @@ from colocert.rig.engine_rig import EngineRig
 from colocert.rig.frozen_rig import FrozenRig
 from colocert.rig.group_rank import RankDouble
 from colocert.rig.group_rig import GroupRig
+from colocert.rig.live_rig import LiveRig
 from colocert.rig.payload_rig import PayloadRig
 from colocert.rig.sync_rig import SyncRig
 from colocert_reference.dispatch import Dispatch, SyncSettings
@@ -51,6 +52,10 @@ CLAIMS = Claims(
     retained_backup=False,
     gradients_traced=True,
 )
+
+
+LIVE_PACKAGES = ("torch", "megatron", "torch_memory_saver", "transformers", "peft")
+"""What the pair of the live profile is made of."""
 
 
 class RigMemory:
@@ -247,6 +252,15 @@ def frozen_offload(rig: FrozenRig, offload: type[FrozenOffload] = FrozenOffload)
     )
 
 
+def live(rig: LiveRig) -> Any:
+    """The learning pair on the rig's device, in training."""
+    if not rig.config.lora:
+        raise NotImplementedError("the pair of the live profile trains adapters (got lora=False)")
+    from colocert_reference.real.live_pair import LivePair
+
+    return LivePair(rig)
+
+
 class Reference:
     """The implementation that `--impl=reference` names."""
 
@@ -263,6 +277,7 @@ class Reference:
         payload: Callable[[PayloadRig], Any] = RigPayload,
         offload: Callable[[FrozenRig], Any] = frozen_offload,
         engine: Callable[[EngineRig], Engine] = reference_engine,
+        pair: Callable[[LiveRig], Any] = live,
     ) -> None:
         self.trainer = trainer
         self.driver = driver
@@ -270,6 +285,8 @@ class Reference:
         self.weight_sync = sync
         if has_torch():
             self.payload_sync = payload
+        if all(importlib.util.find_spec(package) for package in LIVE_PACKAGES):
+            self.live = pair
         self.frozen_offload = offload
         self.engine = engine
 

@@ -61,7 +61,7 @@ def test_without_a_named_profile_missing_factories_make_it_partial(reference: Pa
 
 def test_a_named_profile_without_a_factory_is_incomplete(reference: Path, tmp_path: Path) -> None:
     options = Options(profiles=("lifecycle", "live"))
-    judged = judge(edited(reference, tmp_path / "e", options=options))
+    judged = judge(edited(reference, tmp_path / "e", options=options, claimed=("lifecycle",)))
     assert (judged.verdict, judged.exit_code) == ("incomplete", 10)
     assert judged.profiles == {"lifecycle": "conformant", "live": "incomplete"}
 

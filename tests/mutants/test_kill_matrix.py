@@ -10,23 +10,28 @@ from types import ModuleType
 import pytest
 
 from colocert.extras import has_torch
+from colocert.rig.live_device import lacking
 from colocert.rules.catalogue import catalogue
 from colocert_fixtures import matrix
 from colocert_fixtures.judging import PROFILES, rules, shows
 
 COMPUTED = (*PROFILES, *(("sync-payload",) if has_torch() else ()))
-"""Profiles of which every row is computed again; those of frozen-offload take real processes, and some minutes."""
+"""Profiles of which every row is computed again; those of the others take real processes, and some minutes."""
 
-KEPT = ("frozen-offload",)
-RUN = [pytest.mark.slow, pytest.mark.skipif(not has_torch(), reason="works on tensors: needs torch")]
-"""For a test that runs mutants of those."""
-
+KEPT = ("frozen-offload", "live")
 MODULES = {profile: matrix.modules(profile) for profile in (*COMPUTED, *KEPT)}
 SNAPSHOTS = {profile: Path(matrix.file_of(profile)).name for profile in MODULES}
 
 
 def lines(profile: str) -> list[str]:
     return (Path(__file__).parent / SNAPSHOTS[profile]).read_text().splitlines()
+
+
+def lacks(profile: str) -> str:
+    """What this machine does not have to run mutants of a profile; empty where it has all."""
+    if profile == "live":
+        return lacking("host")
+    return "" if profile in PROFILES or has_torch() else "works on tensors: needs torch"
 
 
 def each(profiles: tuple[str, ...], marked: Sequence[pytest.MarkDecorator] = ()) -> pytest.MarkDecorator:
@@ -44,9 +49,11 @@ def each(profiles: tuple[str, ...], marked: Sequence[pytest.MarkDecorator] = ())
 each_mutant = each((*COMPUTED, *KEPT))
 
 
-@each((*COMPUTED, *KEPT), RUN)
+@each((*COMPUTED, *KEPT), [pytest.mark.slow])
 def test_the_named_rule_finds_the_named_code_in_a_scenario(module: ModuleType) -> None:
     """A finding of another rule or code does not count. Where scenarios are slow, it is one that the rule names."""
+    if why := lacks(matrix.profile_of(module)):
+        pytest.skip(why)
     on = next(shows(module.implementation, module.KILLED_BY), None)
     assert on
     assert on in catalogue()[module.KILLED_BY[0]].scenarios or matrix.profile_of(module) not in KEPT

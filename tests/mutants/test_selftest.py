@@ -169,7 +169,7 @@ def test_nothing_that_ran_is_no_success(capsys: pytest.CaptureFixture[str]) -> N
     assert "there is nothing of that name" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("profile", ["sleeping", "live"])
+@pytest.mark.parametrize("profile", ["sleeping", "alive"])
 def test_a_profile_without_rules_is_one_line_and_4(profile: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["selftest", f"--profile={profile}"]) == 4
     assert capsys.readouterr().err.count("\n") == 1

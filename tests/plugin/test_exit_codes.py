@@ -187,6 +187,6 @@ def test_the_reference_conforms(run: Pytest) -> None:
 
 @pytest.mark.slow
 def test_without_a_profile_an_implementation_of_one_is_partial(run: Pytest) -> None:
-    ended = run("--impl=reference", "-q")
+    ended = run("--impl=colocert_fixtures.variants.async_methods", "-q")
     assert ended.code == 0, ended.out[-3000:]
     assert ended.last.startswith("colocert: partial")

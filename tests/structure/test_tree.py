@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "extras": set(),
     "svg": set(),
     "rules": {"trace"},
-    "rig": {"trace", "extras"},
+    "rig": {"trace", "extras", "device"},
     "expected": {"rules"},
     "judge_trace": {"trace", "rules"},
     "judge_apart": {"trace", "rules"},

@@ -11,12 +11,13 @@ from typing import Any
 
 import msgspec
 
-from colocert.record import adapter_sync, engine, frozen_offload, group, handoff, payload, steps
+from colocert.record import adapter_sync, engine, frozen_offload, group, handoff, live, payload, steps
 from colocert.record.adapter_sync_scenarios import ADAPTER_SYNC_SCENARIOS
 from colocert.record.engine_scenarios import ENGINE_SCENARIOS
 from colocert.record.frozen_offload_scenarios import FROZEN_SCENARIOS
 from colocert.record.group_scenarios import GROUP_SCENARIOS
 from colocert.record.handoff_scenarios import HANDOFF_SCENARIOS
+from colocert.record.live_scenarios import LIVE_SCENARIOS
 from colocert.record.payload_scenarios import MODES, PAYLOAD_SCENARIOS
 from colocert.record.scenarios import FULL, LORA, SCENARIOS, Scenario
 from colocert.rig.contract import Claims
@@ -30,6 +31,7 @@ ALL_SCENARIOS: tuple[Scenario, ...] = (
     *FROZEN_SCENARIOS,
     *GROUP_SCENARIOS,
     *ENGINE_SCENARIOS,
+    *LIVE_SCENARIOS,
 )
 BY_ID: Mapping[str, Scenario] = MappingProxyType({s.id: s for s in ALL_SCENARIOS})
 
@@ -42,10 +44,13 @@ _RUNNERS: Mapping[str, Callable[[Any, Claims, Scenario, Callable[[AnyEvent], Non
         "frozen-offload": frozen_offload.run_frozen_offload,
         "group": group.run_group,
         "engine": engine.run_engine,
+        "live": live.run_live,
     }
 )
 
-PATIENCE: Mapping[str, float] = MappingProxyType({"group": 4.0, "frozen-offload": 3.0, "sync-payload": 2.0})
+PATIENCE: Mapping[str, float] = MappingProxyType(
+    {"live": 8.0, "group": 4.0, "frozen-offload": 3.0, "sync-payload": 2.0}
+)
 """Profiles whose scenarios take longer than others, and by what factor: their processes are real and have to start, or
 the first of them imports torch and a whole framework."""
 
@@ -81,4 +86,7 @@ def smoke(profile: str, claims: Claims) -> Scenario | None:
     if profile == "engine":
         steps_of = ("release kv_cache,cuda_graph,weights", "resume kv_cache,cuda_graph,weights")
         return Scenario("smoke-engine", config, steps_of, profile=profile)
+    if profile == "live":
+        adapters = {} if claims.lora else {"adapters": ()}
+        return Scenario("smoke-live", {**config, **adapters}, ("build plain", "rollout", "training"), profile=profile)
     return None

@@ -303,14 +303,18 @@ def _everything(first: Worker, base: Record, folder: Path, say: Callable[[str], 
 
 
 def _controls(base: Record, ran: list[str], folder: Path, say: Callable[[str], None]) -> tuple[ControlRecord, ...]:
-    """The controls of the required rules, in a child that never imports the implementation under test."""
+    """The controls of the required rules, in a child that never imports the implementation under test.
+
+    It answers once; of profiles whose scenarios take longer it gets more time.
+    """
     rules = [r.id for r in catalogue().values() if r.profile in ran and r.level == "must" and r.bound(base.claims)]
     if not rules:
         return ()
     say("running the controls")
     child = ChildProcess(folder / "logs" / "controls.txt")
     try:
-        answer = child.ask(Job("controls", rules=tuple(rules)), IMPORT_DEADLINE)
+        patience = max(1.0, sum(PATIENCE.get(profile, 1.0) - 1.0 for profile in ran) / 4)
+        answer = child.ask(Job("controls", rules=tuple(rules)), IMPORT_DEADLINE * patience)
         return msgspec.convert(answer.body["controls"], tuple[ControlRecord, ...])
     except Lost as lost:
         return (ControlRecord("controls", "", "", "green", f"the controls did not finish: {lost.detail}"),)

@@ -104,7 +104,7 @@ def _depth(event: AnyEvent, depths: dict[int, int]) -> int:
 
 def _shown(event: AnyEvent) -> tuple[str, ...] | None:
     """The cells of an event: what, on what, which, and the rest. None for what a transcript leaves out."""
-    if isinstance(event, (ev.Header, ev.ClaimsStated, ev.MemorySeen)):
+    if isinstance(event, (ev.Header, ev.ClaimsStated, ev.MemorySeen, ev.LevelsSeen)):
         return None
     show = _SHOW.get(type(event))
     return show(event) if show is not None else _any(event)
@@ -205,6 +205,18 @@ def _token(e: ev.EngineToken) -> tuple[str, ...]:
     return ("token", f"prompt {e.prompt}", " ".join(dict.fromkeys(e.adapters)) or "(base)", after, *wrong)
 
 
+def _tags_moved(e: ev.TagsMoved) -> tuple[str, ...]:
+    stated = nbytes(sum(sum(sizes) for sizes in e.stated.values()))
+    change = e.after - e.before
+    return (
+        e.op,
+        e.of,
+        " ".join(e.stated),
+        f"{stated} stated",
+        f"{nbytes(abs(change))} {'freed' if change > 0 else 'taken'}",
+    )
+
+
 def _any(event: AnyEvent) -> tuple[str, ...]:
     """An event without a layout of its own: its fields, by name."""
     name = str(type(event).__struct_config__.tag)
@@ -258,5 +270,10 @@ _SHOW: Mapping[type, Callable[[Any], tuple[str, ...]]] = {
     ev.TensorsSeen: _tensors,
     ev.FolderSeen: lambda e: ("folder", e.by, "", ", ".join(sorted(e.files)) or "empty"),
     ev.ProcessEnded: lambda e: ("process", e.how, "", *([f"in {e.during}"] if e.during else [])),
+    ev.TagsMoved: _tags_moved,
+    ev.RunBegan: lambda e: ("run", str(e.number), "", e.kind),
+    ev.LossSeen: lambda e: ("loss", f"batch {e.batch}", e.adapter, e.loss),
+    ev.TokensSeen: lambda e: ("tokens", e.when, e.adapter or "(base)", " ".join(map(str, e.tokens))),
+    ev.StateSeen: lambda e: ("state", e.of, "", facts(e.facts)),
     ev.Note: lambda e: ("note", e.op, "", facts(e.facts)),
 }

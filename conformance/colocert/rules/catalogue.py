@@ -121,6 +121,8 @@ _FOLDED_IN = (
     "frozen_offload",
     "group",
     "engine",
+    "live",
+    "live_same",
 )
 
 

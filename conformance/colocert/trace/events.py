@@ -435,6 +435,70 @@ class ProcessEnded(Event, tag="process.end"):
     during: str = ""
 
 
+class LevelsSeen(Event, tag="levels"):
+    """What the suite measured of a live pair: on the device, and in /proc of its processes.
+
+    `free`: bytes of the whole device. By owner: `device` bytes (where the device tells processes apart), `host` bytes
+    of anonymous and shared memory that are no device memory, `locked` bytes, `files` open and mappings (`maps`). A
+    process that belongs to several owners is under their names, joined by +.
+    """
+
+    when: str
+    free: int
+    device: dict[str, int] = {}
+    host: dict[str, int] = {}
+    locked: dict[str, int] = {}
+    files: dict[str, int] = {}
+    maps: dict[str, int] = {}
+
+
+class TagsMoved(Event, tag="tags.moved"):
+    """A live pair released or resumed tags, and what became of the free bytes of the whole device.
+
+    `stated`: by tag, the bytes of each of its allocations as the implementation states them. `granule`: by how much the
+    device's allocator may take more for one of them.
+    """
+
+    op: str
+    of: str
+    stated: dict[str, list[int]]
+    before: int
+    after: int
+    granule: int
+
+
+class RunBegan(Event, tag="run"):
+    """Another pair was built, and does the work again: `kind` is plain (no hand-off) or hand-offs."""
+
+    number: int
+    kind: str
+
+
+class LossSeen(Event, tag="loss"):
+    """A training step of a live pair on that batch returned this loss, as C writes it in hexadecimal: bit for bit."""
+
+    batch: int
+    loss: str
+    adapter: str = ""
+
+
+class TokensSeen(Event, tag="tokens"):
+    """What a live pair generated for a prompt and a seed. `when`: which of the askings of a scenario this is."""
+
+    when: str
+    prompt: list[int]
+    seed: int
+    tokens: list[int]
+    adapter: str = ""
+
+
+class StateSeen(Event, tag="state"):
+    """A live pair's state in digests, by name: its `fingerprint()`, or what it holds of one adapter."""
+
+    of: str
+    facts: dict[str, str]
+
+
 class Note(Event, tag="note"):
     """Something the adapter recorded with `rig.record`. A statement."""
 
@@ -511,6 +575,12 @@ AnyEvent = (
     | MemorySeen
     | FolderSeen
     | ProcessEnded
+    | LevelsSeen
+    | TagsMoved
+    | RunBegan
+    | LossSeen
+    | TokensSeen
+    | StateSeen
     | Note
     | Watch
     | BytesSeen

@@ -189,7 +189,7 @@ class Pair:
         self.observe, self.answer_within = observe, answer_within
         self.samples: list[Sample] = []
         self.adapter_bytes: list[int] = []
-        self.device = shared(processes, device, self.sizes.capacity)
+        self.device = self._shared(processes, device)
         self._phase = "start"
         self._sides: list[AnySide] = []
         self._began = time.monotonic()
@@ -199,6 +199,9 @@ class Pair:
         except BaseException:
             self.end()
             raise
+
+    def _shared(self, processes: str, device: str) -> SharedDevice:
+        return shared(processes, device, self.sizes.capacity)
 
     def _start(self) -> None:
         common = self._wire()
