@@ -67,17 +67,23 @@ static void count(int64_t change) {
     pthread_mutex_unlock(&mutex);
 }
 
+/* Blocks begin at a granule: large ones are then of huge pages where the kernel has them, one fault for 512. */
 EXPORT int cudaMallocHost(void **out, size_t size) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     *out = NULL;
-    if (size > SIZE_MAX - 2 * page) return OUT_OF_MEMORY;
-    size_t whole = (size + page - 1) / page * page + page;
-    char *raw = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (size > SIZE_MAX - 2 * page - GRANULE) return OUT_OF_MEMORY;
+    size_t body = (size + page - 1) / page * page, whole = page + body, room = whole + GRANULE;
+    char *raw = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (raw == MAP_FAILED) return OUT_OF_MEMORY;
-    mlock(raw, whole); /* as far as RLIMIT_MEMLOCK goes; the count below is exact either way */
-    *(struct pinned *)raw = (struct pinned){whole, size};
+    char *block = (char *)(((uintptr_t)raw + page + GRANULE - 1) & ~(uintptr_t)(GRANULE - 1));
+    char *head = block - page, *end = block + body, *limit = raw + room;
+    if (head > raw) munmap(raw, (size_t)(head - raw));
+    if (limit > end) munmap(end, (size_t)(limit - end));
+    madvise(block, body, MADV_HUGEPAGE);
+    mlock(head, whole); /* as far as RLIMIT_MEMLOCK goes; the count below is exact either way */
+    *(struct pinned *)head = (struct pinned){whole, size};
     count((int64_t)size);
-    *out = raw + page;
+    *out = block;
     return OK;
 }
 
