@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from colocert.record.manifest import COMPLETE, Options, Record, read_record
 from colocert.rules.catalogue import PROFILES, Rule, catalogue
 from colocert.rules.conditions import claims_named
 from colocert.rules.fold import Finding
-from colocert.trace import TraceError, read_trace
+from colocert.trace import AnyEvent, TraceError, read_trace
+from colocert.trace.events import Move, SaverCall, Send
 
 PASS, FAIL, EXPECTED = "pass", "fail", "expected"
 NOT_CLAIMED, NOT_APPLICABLE, NOT_EXERCISED, NOT_RUN = "not-claimed", "not-applicable", "not-exercised", "not-run"
@@ -135,6 +136,13 @@ class Judged(msgspec.Struct, frozen=True):
         return EXIT_CODES[NOT_CONFORMANT] if stale else code
 
 
+REACHES: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "lifecycle": ((SaverCall,), "rig.saver: put it where the framework has its saver, by rig.patch"),
+    "adapter-sync": ((Move, Send), "rig.workers or rig.engine: hand them to the framework in place of its own"),
+}
+"""Of a profile, the events of which a run has at least one, and what it has not reached otherwise."""
+
+
 class Evidence:
     """An evidence folder, judged case by case; each trace is read and folded once."""
 
@@ -145,6 +153,7 @@ class Evidence:
         self._only = tuple(profiles)
         self.rules = [r for r in catalogue().values() if r.profile in self.profiles()]
         self._scenarios = {s.id: s for s in self.record.scenarios}
+        self._reached: set[str] = set()
 
     def profiles(self) -> tuple[str, ...]:
         """The profiles that are judged: those asked for, or all that are claimed."""
@@ -183,7 +192,25 @@ class Evidence:
         kept = self._scenarios[scenario]
         path = self.folder / kept.trace
         rules = [r for r in self.rules if r.profile == kept.profile]
-        return judge_events(read_trace(path, allow_torn_tail=kept.status != COMPLETE), rules)
+        events = read_trace(path, allow_torn_tail=kept.status != COMPLETE)
+        return judge_events(self._watched(kept.profile, events), rules)
+
+    def _watched(self, profile: str, events: Iterable[AnyEvent]) -> Iterator[AnyEvent]:
+        """The events; and whether the implementation has reached the double that its profile is about."""
+        kinds, _ = REACHES.get(profile, ((), ""))
+        for event in events:
+            if profile not in self._reached and isinstance(event, kinds):
+                self._reached.add(profile)
+            yield event
+
+    def unreached(self) -> tuple[str, ...]:
+        """Once the cases are there: what to look at where no scenario of a profile reached its double."""
+        recorded = {s.profile for s in self.record.scenarios if s.status != NOT_RUN}
+        return tuple(
+            f"no {profile} scenario reached {what}"
+            for profile, (_, what) in REACHES.items()
+            if profile in recorded and profile in self.profiles() and profile not in self._reached
+        )
 
     def _case(self, rule: Rule, bound: set[str], scenario: str, result: TraceJudged) -> Case | None:
         kept = self._scenarios[scenario]
@@ -266,7 +293,7 @@ def judge(evidence: Evidence, selection: Selection | None = None) -> Judged:
     stale: list[Stale] = []
     if selection.expected:
         outcomes = [excuse(o, selection, stale) for o in outcomes]
-    return _verdict(record, selection, ran, tuple(outcomes), tuple(stale))
+    return _verdict(record, selection, ran, tuple(outcomes), tuple(stale), evidence.unreached())
 
 
 def _outcome(rule: Rule, cases: list[Case], record: Record, ran: tuple[str, ...], partial: bool) -> RuleOutcome:
@@ -361,8 +388,9 @@ def _verdict(
     ran: tuple[str, ...],
     outcomes: tuple[RuleOutcome, ...],
     stale: tuple[Stale, ...] = (),
+    unreached: tuple[str, ...] = (),
 ) -> Judged:
-    reasons = [entry.text for entry in stale]
+    reasons = [*(entry.text for entry in stale), *unreached]
     levels = {"must", selection.level}
     profiles: dict[str, str] = {}
     aside: dict[str, str] = {}

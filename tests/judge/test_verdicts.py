@@ -53,6 +53,21 @@ def test_the_reference_is_conformant_and_every_rule_is_accounted_for(reference: 
     assert {o.outcome for o in judged.rules if o.profile != "lifecycle"} <= {"not-run", "not-claimed", "not-applicable"}
 
 
+@pytest.mark.parametrize(
+    ("profile", "double"), [("lifecycle", "rig.saver"), ("adapter-sync", "rig.workers or rig.engine")]
+)
+def test_a_double_that_nothing_reached_is_named(profile: str, double: str, tmp_path: Path) -> None:
+    """What an adapter that forgets a patch is told, beside rules that were not exercised."""
+    options = Options(profiles=(profile,), depth=1, faults="none", controls=False)
+    record("colocert_fixtures.adversaries.inert", tmp_path / "evidence", options)
+    told = [reason for reason in judge(Evidence(tmp_path / "evidence")).reasons if double in reason]
+    assert [reason.partition(":")[0] for reason in told] == [f"no {profile} scenario reached {double}"]
+
+
+def test_doubles_that_were_reached_are_not_spoken_of(reference: Path) -> None:
+    assert not [reason for reason in judge(Evidence(reference)).reasons if "reached" in reason]
+
+
 def test_without_a_named_profile_missing_factories_make_it_partial(reference: Path, tmp_path: Path) -> None:
     judged = judge(edited(reference, tmp_path / "e", options=Options(), claimed=("lifecycle",)))
     assert (judged.verdict, judged.exit_code) == ("partial", 0)
