@@ -20,6 +20,9 @@ from gpu_tests.harness.ballast import Ballast
 from gpu_tests.harness.checks import Check, RowRed, check
 from gpu_tests.harness.exclusive import foreign
 
+PACE = {"host": 1, "cuda": 2}
+"""How much longer a child may take: a GPU's needs ten seconds to its first line, more on a cold file system."""
+
 ALONE = "the device is the row's alone"
 
 
@@ -60,7 +63,8 @@ class Row:
     ) -> Child:
         """A function of a scenario in a child process; it ends with the row at the latest."""
         on = machine or self.machine
-        begun = child.begin(scenario, machine=on, fault=self.fault, env=env, deadline=deadline, **arguments)
+        left = deadline * PACE[self.device]
+        begun = child.begin(scenario, machine=on, fault=self.fault, env=env, deadline=left, **arguments)
         self._children.append(begun)
         return begun
 
