@@ -190,11 +190,17 @@ def test_the_spread_of_groups_is_one_of_rounds_and_not_of_devices() -> None:
 def test_the_saver_is_started_at_its_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """A body may import megatron-core first, whose import sets the saver's mode and fails once it is in use."""
     torch = pytest.importorskip("torch")
-    chosen, started = [], []
+    chosen: list[int] = []
+    started: list[str] = []
+
+    def start(name: str) -> Any:
+        started.append(name)
+        return SimpleNamespace(pause=lambda tag: None)
+
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(tensors, "start", lambda name: started.append(name) or SimpleNamespace(pause=lambda tag: None))
+    monkeypatch.setattr(tensors, "start", start)
     hook: Any = None
     device = CudaDevice(hook)
     assert (chosen, started) == ([3], [])
