@@ -26,9 +26,11 @@ def test_an_adapter_is_repacked_and_held_until_it_is_acknowledged(row: Row) -> N
     received = consumer.listen()
     producer.tell("acknowledged")
     producer.listen()
-    consumed, _ = ended(consumer)
+    consumer.listen()
     producer.tell("closed")
     produced, outcome = ended(producer)
+    consumer.tell("leave")
+    consumed, _ = ended(consumer)
     left = outcome.value["left"] if outcome and produced == "ok" else None
     row.record("refusal", offered["refusal"])
     row.judge(

@@ -22,8 +22,11 @@ TURNS = 10
 def test_two_processes_take_turns_and_are_never_both_resident(row: Row) -> None:
     """A trainer and an engine alternate ten times; a third process sees no more than the larger of them resident."""
     row.shaped(capacity=256 * MIB)
-    sides = {role: row.start(g19.side, role=role, deadline=180) for role in ("trainer", "engine")}
-    nbytes = {role: child.listen()["nbytes"] for role, child in sides.items()}
+    sides: dict[str, Child] = {}
+    nbytes: dict[str, int] = {}
+    for role in ("trainer", "engine"):  # one after the other: a starting process counts the device's bytes
+        sides[role] = row.start(g19.side, role=role, deadline=180)
+        nbytes[role] = sides[role].listen()["nbytes"]
     watcher = row.start(g19.watch)
     watcher.listen()
     order = ["trainer", "engine"] * (TURNS // 2)

@@ -83,6 +83,15 @@ def measured(child: Child) -> tuple[str, dict[str, Any]]:
     return how, outcome.value if outcome and how == "ok" else Unmeasured()
 
 
+def last_words(child: Child) -> str:
+    """Why a child ended as it did: its traceback and last lines on stderr, or what is said of its hook."""
+    try:
+        outcome = child.wait()
+    except HookNotLive as error:
+        return str(error)
+    return "\n".join(filter(None, (outcome.traceback.strip(), last_lines(outcome))))
+
+
 def last_lines(outcome: Outcome | None, count: int = 3) -> str:
     """The last lines on stderr: the only words of a child that the saver ended."""
     return "\n".join(outcome.stderr.strip().splitlines()[-count:]) if outcome else ""

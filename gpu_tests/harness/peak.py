@@ -27,7 +27,7 @@ class Peak:
             self._device.hook.runtime.colocert_standin_reset_own_peak()
             self._start = self._device.own_bytes() or 0
         else:
-            self._start = self._device.free_bytes()
+            self._start = self._device.hook.free_bytes()
             self._sampler.start()
         return self
 
@@ -44,4 +44,4 @@ class Peak:
             self._look()
 
     def _look(self) -> None:
-        self.above = max(self.above, self._start - self._device.free_bytes())
+        self.above = max(self.above, self._start - self._device.hook.free_bytes())  # waits for no stream

@@ -5,8 +5,8 @@
     ledger    our own account: every block that this port made and has not released, rounded to granules of 2 MiB
 
 What an operation moved is what two of the three say. On `host` the tolerance is 0. On a GPU it is one granule a segment
-and what the driver's page tables take, 8 MiB until that is calibrated. A figure that comes late is waited for, 2 s at
-most, and the lag recorded.
+and what the driver's page tables take, 8 MiB until that is calibrated; raw blocks are whole granules. A figure that
+comes late is waited for, 2 s at most, and the lag recorded.
 
 Knows bytes. Does not know what a block means to a trainer or an engine.
 """
@@ -98,8 +98,10 @@ class Port:
 
     def tolerance(self, blocks: Iterable[Block]) -> int:
         """By how much the bytes of these blocks may be off."""
-        fixed = 0 if self.device.name == "host" else calibrate.value_or_default("page tables")
-        return fixed + (GRANULE * len(list(blocks)) if fixed else 0)
+        if self.device.name == "host":
+            return 0
+        segments = sum(block.tensor is not None for block in blocks)  # a raw block is whole granules
+        return int(calibrate.value_or_default("page tables")) + GRANULE * segments
 
     def settle(self) -> None:
         """One cycle before anything is measured, so that what a first use costs is paid."""

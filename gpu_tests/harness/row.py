@@ -6,6 +6,7 @@ A row ends with `judge(...)`. It holds every check, that of the device being the
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,9 @@ from gpu_tests.harness import child
 from gpu_tests.harness.ballast import Ballast
 from gpu_tests.harness.checks import Check, RowRed, check
 from gpu_tests.harness.exclusive import foreign
+
+PACE = {"host": 1, "cuda": 2}
+"""How much longer a child may take: a GPU's needs ten seconds to its first line, more on a cold file system."""
 
 ALONE = "the device is the row's alone"
 
@@ -60,7 +64,8 @@ class Row:
     ) -> Child:
         """A function of a scenario in a child process; it ends with the row at the latest."""
         on = machine or self.machine
-        begun = child.begin(scenario, machine=on, fault=self.fault, env=env, deadline=deadline, **arguments)
+        left = deadline * PACE[self.device]
+        begun = child.begin(scenario, machine=on, fault=self.fault, env=env, deadline=left, **arguments)
         self._children.append(begun)
         return begun
 
@@ -106,6 +111,8 @@ class Row:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._end_children()
+        if self._words and not self._judged:  # a test that ended before its verdict: here is why, perhaps
+            print(*self._words, sep="\n", file=sys.stderr)
 
     @property
     def judged(self) -> bool:
@@ -114,9 +121,9 @@ class Row:
 
     def _end_children(self) -> None:
         for running in self._children:
-            if isinstance(running, Child) and running.over:
-                how, outcome = child.ended(running)
-                if how != "ok" and (said := child.last_lines(outcome) or (outcome and outcome.traceback.strip())):
+            if isinstance(running, Child) and running.gone(0.0 if self._judged else 0.3):
+                how, _ = child.ended(running)
+                if how != "ok" and (said := child.last_words(running)):
                     self._words.append(f"a child ended with {how}: {said}")
             running.__exit__()
         self._children.clear()

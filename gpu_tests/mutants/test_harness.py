@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from colocert.device.link import LinkClosed
 from gpu_tests.harness.checks import Check, RowRed, at_most, bytes_moved, bytes_taken, check
 from gpu_tests.harness.child import measured
 from gpu_tests.harness.port import agreed
@@ -91,6 +93,19 @@ class TestChildren:
             how, _ = row.end(g09.case, name="pause_twice")
             with pytest.raises(RowRed, match=r"(?s)ended with hook abort: .*Cannot pause allocation"):
                 row.judge(check("pause_twice", "ok", how))
+
+    @pytest.mark.parametrize(("body", "said"), [(endings.raises, "KeyError: 'not there'"), (None, "LD_PRELOAD")])
+    def test_a_test_that_ends_before_its_verdict_shows_why_a_child_ended(
+        self, body: Callable[..., Any] | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def talks_to_a_child_that_is_gone() -> None:
+            with Row("G02", "host", tmp_path) as row:
+                machine = row.machine if body else replace(row.machine, preload="none")
+                row.start(body or endings.returns, machine=machine).listen()
+
+        with pytest.raises(LinkClosed):
+            talks_to_a_child_that_is_gone()
+        assert said in capsys.readouterr().err
 
     def test_no_child_outlives_its_row(self, tmp_path: Path) -> None:
         with Row("G02", "host", tmp_path) as row:

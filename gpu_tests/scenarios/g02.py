@@ -10,6 +10,8 @@ from gpu_tests.harness.port import Port
 
 MIB = 1 << 20
 RAW = (6_912, GRANULE - 1, GRANULE, GRANULE + 1, 100 * MIB + 5)
+SMALL, COPIES = 3 * GRANULE, {"host": 1, "cuda": 32}
+"""On a GPU so many of each small block at once, that their bytes are more than what page tables may blur."""
 
 
 def engine(port: Port, fault: str | None) -> dict[str, Any]:
@@ -35,19 +37,22 @@ def engine(port: Port, fault: str | None) -> dict[str, Any]:
 
 
 def raw(port: Port, fault: str | None) -> dict[str, Any]:
-    """What each raw block's pause freed, and its contents after."""
+    """What a pause of each raw block freed, of how many, and their contents after."""
     if fault == "unrounded":
         _ask_for_what_is_needed(port)
     port.settle()
-    freed, same = [], []
+    freed, same, counts = [], [], []
     for nbytes in RAW:
-        block = port.alloc_raw("raw", nbytes, backup=True, fill=0x5A)
-        before = port.device.checksum(block)
+        copies = COPIES[port.device.name] if nbytes < SMALL else 1
+        blocks = [port.alloc_raw("raw", nbytes, backup=True, fill=0x5A) for _ in range(copies)]
+        before = [port.device.checksum(block) for block in blocks]
         freed.append(port.moved(lambda: port.pause("raw")))
         port.resume("raw")
-        same.append(port.device.checksum(block) == before)
-        port.free(block)
-    return {"freed": freed, "same": same}
+        same.append([port.device.checksum(block) for block in blocks] == before)
+        counts.append(copies)
+        for block in blocks:
+            port.free(block)
+    return {"freed": freed, "same": same, "counts": counts}
 
 
 def _ask_for_what_is_needed(port: Port) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from typing import Any
 
 from gpu_tests.harness.port import Port
@@ -10,6 +11,7 @@ from gpu_tests.harness.port import Port
 SENTINEL = 0xDB
 TAG = "weights"
 UNITS, LEFT = 32, 16
+PATIENCE = 10.0
 CACHE = {"host": 8, "cuda": 256}
 """Units that go with the weights, so that what is freed is more than a neighbour's context and what it leaves."""
 
@@ -58,8 +60,10 @@ def cycle(port: Port, fault: str | None) -> dict[str, Any]:
     expected = engine.forward()
     rest = port.device.free_bytes()
     engine.sleep()
+    asleep = port.device.free_bytes()
     with port.device.spawn("gpu_tests.scenarios.g06:neighbour", leave=LEFT * port.unit) as other:
         neighbour = other.wait().expect()
+    _until_free(port, asleep)
     engine.wake()
     after_wake = engine.raw()
     try:
@@ -79,6 +83,13 @@ def cycle(port: Port, fault: str | None) -> dict[str, Any]:
         "expected": expected,
         "first_read": engine.forward(),
     }
+
+
+def _until_free(port: Port, nbytes: int) -> None:
+    """Waits for what the neighbour had; a wake that comes too early would end this process."""
+    until = time.monotonic() + PATIENCE
+    while port.device.free_bytes() < nbytes - port.tolerance([]) and time.monotonic() < until:
+        time.sleep(0.01)
 
 
 def neighbour(stage: Any, leave: int) -> int:

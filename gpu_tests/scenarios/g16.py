@@ -4,7 +4,9 @@ On `cuda`, not run so far, that is CUDA IPC as torch does it, and a region's mem
 a memory file stands for the exported allocation, its descriptor travels over a socket, and the refusal is modelled: the
 stand-in has no CUDA IPC.
 
-    producer: offered -> (row hands it on) -> consumer: received -> producer: acknowledged, releases -> consumer closed
+    producer: offered -> (row hands it on) -> consumer: received, closed -> producer: acknowledged, releases, measures
+
+The consumer stays until the producer has measured: a process that ends gives its CUDA context back, half a GiB.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ def producer(port: Port, fault: str | None, socket: str) -> dict[str, Any]:
     port.resume("default")
     port.tell("released")
     port.listen()
+    ways.closed()
     return {"left": before - port.device.free_bytes()}
 
 
@@ -64,6 +67,8 @@ def consumer(port: Port, fault: str | None, socket: str) -> None:
             _receive_cuda(port)
         else:
             _receive_file(port, listening)
+        port.tell("closed")
+        port.listen()
 
 
 class MemoryFile:
@@ -106,6 +111,9 @@ class MemoryFile:
         self._port.free(self._staged)
         self._line.close()
 
+    def closed(self) -> None:
+        """The consumer has let go; nothing here waits for that."""
+
 
 def _receive_file(port: Port, listening: sockets.socket) -> None:
     line, _ = listening.accept()
@@ -137,9 +145,12 @@ class CudaIpc:
         return self._handle(self._staged)
 
     def release(self) -> None:
+        self._staged = None
+
+    def closed(self) -> None:
+        """Torch keeps a shared block until the consumer has counted itself out; only then can it go back."""
         import torch
 
-        self._staged = None
         torch.cuda.synchronize()
         torch.cuda.ipc_collect()
         torch.cuda.empty_cache()

@@ -60,11 +60,13 @@ def _autograd(port: Port, beforehand: bool) -> dict[str, Any]:
     saver = tensors.start("cuda")
     tag = "grad_buffer" if beforehand else "colocert.autograd"
     parameters = [torch.ones(units * port.unit // 4, device="cuda", requires_grad=True) for units in SIZES]
+    loss = sum((parameter * 2).sum() for parameter in parameters)  # its temporaries are none of the region's
+    seed = torch.ones_like(loss)
     with tensors.region(saver, tag, backup=False):
         if beforehand:
             for parameter in parameters:
                 parameter.grad = torch.zeros_like(parameter)
-        sum((parameter * 2).sum() for parameter in parameters).backward()
+        loss.backward(seed)
     torch.cuda.synchronize()
     gradients = [parameter.grad for parameter in parameters]
     if beforehand:

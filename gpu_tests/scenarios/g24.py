@@ -68,6 +68,9 @@ class _Stream:
         self._torch = torch
         stream = torch.cuda.Stream()
         self._event = torch.cuda.Event()
+        torch.cuda._sleep(1)
+        block.tensor.fill_(1)  # a kernel is loaded at its first use, and loading may wait for those that run
+        torch.cuda.synchronize()
         with torch.cuda.stream(stream):
             torch.cuda._sleep(int(BUSY * CLOCK))
             block.tensor.fill_(LAST)

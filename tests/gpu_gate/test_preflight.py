@@ -241,9 +241,16 @@ class TestAllocator:
 
 
 class TestHost:
-    @pytest.mark.parametrize(("memlock", "ok"), [(-1, True), (1 << 30, True), (8 << 20, False)])
+    @pytest.mark.parametrize(("memlock", "ok"), [(-1, True), (9 << 30, True), (8 << 20, False)])
     def test_enough_may_be_pinned(self, memlock: int, ok: bool) -> None:
         assert failed(machine("b300", host={"memlock": memlock}), "b300") == ([] if ok else ["host"])
+
+    def test_a_limit_that_the_driver_does_not_count_against_is_none(self) -> None:
+        memlock = 8 << 20
+        tried = gather.past_the_limit(memlock)
+        assert tried > memlock
+        assert failed(machine("b300", host={"memlock": memlock}, saver={"pinned": tried}), "b300") == []
+        assert [gather.past_the_limit(limit) for limit in (-1, gather.PINNED_NEED)] == [0, 0]
 
     def test_pages_and_the_coherent_mode_of_grace_are_recorded(self) -> None:
         facts = machine("gb300", host={"page_size": 65536, "coherent": "driver", "hbm_nodes": 2})

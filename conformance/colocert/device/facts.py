@@ -47,13 +47,15 @@ class Torch:
 class Saver:
     """torch_memory_saver. `library` is the preload library of a child; `freed` is what its pause of 64 MiB freed.
 
-    One entry a device in `freed`; `said` is the first error of a child, and empty where every hook was live.
+    One entry a device in `freed`; `said` is the first error of a child, and empty where every hook was live. `pinned`
+    is what a child pinned beyond its limit, 0 where it could not or need not.
     """
 
     version: str
     library: str = ""
     freed: tuple[int, ...] = ()
     said: str = ""
+    pinned: int = 0
 
 
 @dataclass(frozen=True)

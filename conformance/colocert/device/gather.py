@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from colocert.device import launcher
 from colocert.device.errors import DeviceError
 from colocert.device.facts import Card, Driver, Facts, Host, Saver, Torch
-from colocert.device.machine import ALLOCATOR_CONF, SOURCE_ROOT, Machine
+from colocert.device.machine import ALLOCATOR_CONF, DEVICE_ORDER, SOURCE_ROOT, Machine
 
 if TYPE_CHECKING:
     from colocert.device.ports import Stage
@@ -33,11 +33,13 @@ if TYPE_CHECKING:
 NOT_READY = 802
 PATIENCE = 120.0
 PROBE = 64 << 20
+PINNED_NEED = 9 << 30
+"""What the rows pin at most: the engine of G07 and G08, 8 GiB, and what stages to disk."""
 
 
 def host() -> Facts:
     """This machine and the saver over the stand-in."""
-    return Facts(host=_host(), saver=_saver("host", 1))
+    return Facts(host=_host(), saver=_saver("host", 1, pin=0))
 
 
 def cuda(world: int) -> Facts:
@@ -55,7 +57,7 @@ def cuda(world: int) -> Facts:
         cards=cards,
         torch=Torch(**{**torch, "archs": tuple(torch["archs"])}) if torch else None,
         torch_said=seen.get("error", ""),
-        saver=_saver("cuda", min(world, len(cards))),
+        saver=_saver("cuda", min(world, len(cards)), pin=past_the_limit(_host().memlock)),
     )
 
 
@@ -119,26 +121,33 @@ def _version() -> str:
         return ""
 
 
-def _saver(device: str, devices: int) -> Saver:
-    version, library, freed, said = _version(), "", [], ""
+def past_the_limit(memlock: int) -> int:
+    """What a child tries to pin: more than its limit, which tells whether the driver's pinning counts against it."""
+    return memlock + PROBE if 0 <= memlock < PINNED_NEED else 0
+
+
+def _saver(device: str, devices: int, pin: int) -> Saver:
+    version, library, freed, said, pinned = _version(), "", [], "", 0
     for index in range(devices if version else 0):
         machine = Machine("cuda") if device == "cuda" else Machine()
         try:
-            ended = launcher.run("colocert.device.gather:hooked", machine=machine, env={"LOCAL_RANK": str(index)})
+            env = {"LOCAL_RANK": str(index)}
+            ended = launcher.run("colocert.device.gather:hooked", machine=machine, env=env, pin=pin)
         except DeviceError as error:
             said = said or f"{type(error).__name__}: {error}"
             continue
         if ended.kind == "ok":
             library = ended.value["library"]
             freed.append(int(ended.value["freed"]))
+            pinned = int(ended.value["pinned"])
         else:
             words = (ended.traceback.strip().splitlines() or [ended.last_words])[-1]
             said = said or f"the probe's child ended as {ended.kind}: {words}"
-    return Saver(version, library, tuple(freed), said)
+    return Saver(version, library, tuple(freed), said, pinned)
 
 
-def hooked(stage: Stage) -> dict[str, Any]:
-    """In a child under the hook: the preload library, and what a pause of 64 MiB frees."""
+def hooked(stage: Stage, pin: int) -> dict[str, Any]:
+    """In a child under the hook: the preload library, what a pause of 64 MiB frees, and how much of `pin` it pinned."""
     device = stage.device
     block = device.alloc("colocert.preflight", False, PROBE)
     held = device.free_bytes()
@@ -146,14 +155,15 @@ def hooked(stage: Stage) -> dict[str, Any]:
     freed = device.free_bytes() - held
     device.resume("colocert.preflight")
     device.free(block)
-    return {"library": Path(os.environ["LD_PRELOAD"]).name, "freed": freed}
+    pinned = pin if pin and device.hook.can_pin(pin) else 0
+    return {"library": Path(os.environ["LD_PRELOAD"]).name, "freed": freed, "pinned": pinned}
 
 
 def _child(what: str, deadline: float, *arguments: str) -> dict[str, Any]:
     """The JSON that `python -m colocert.device.gather WHAT` prints last; `error` where it did not."""
     path = os.pathsep.join((str(SOURCE_ROOT), os.environ.get("PYTHONPATH", ""))).rstrip(os.pathsep)
     command = [sys.executable, "-m", "colocert.device.gather", what, *arguments]
-    env = {**os.environ, "PYTHONPATH": path}
+    env = {**os.environ, "PYTHONPATH": path, "CUDA_DEVICE_ORDER": DEVICE_ORDER}
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=deadline)
         answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])

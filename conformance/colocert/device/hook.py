@@ -126,6 +126,20 @@ class Hook:
         self._check("cudaMemGetInfo", self.runtime.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total)))
         return free.value
 
+    def set_device(self, index: int) -> None:
+        """Makes a device the calling thread's, with a context on it."""
+        self._check(f"cudaSetDevice({index})", self.runtime.cudaSetDevice(index))
+
+    def can_pin(self, nbytes: int) -> bool:
+        """Whether the driver pins that many bytes of host memory now; they are given back at once."""
+        address = ctypes.c_void_p()
+        self.runtime.cudaMallocHost.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t]
+        self.runtime.cudaFreeHost.argtypes = [ctypes.c_void_p]
+        if self.runtime.cudaMallocHost(ctypes.byref(address), nbytes):
+            return False
+        self._check("cudaFreeHost", self.runtime.cudaFreeHost(address))
+        return True
+
     def synchronize(self) -> None:
         """Waits for everything on the device."""
         self._check("cudaDeviceSynchronize", self.runtime.cudaDeviceSynchronize())

@@ -115,6 +115,14 @@ class Child:
         """Whether it has been waited for."""
         return self._outcome is not None
 
+    def gone(self, within: float = 0.0) -> bool:
+        """Whether its process ends within so many seconds, or has ended, waited for or not."""
+        try:
+            self._process.wait(within)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def __enter__(self) -> Child:
         return self
 

@@ -22,6 +22,9 @@ from colocert.device.errors import ExpandableSegments, NoSaver
 DeviceName = Literal["host", "cuda"]
 PRELOAD = "torch_memory_saver_hook_mode_preload_cu13.abi3.so"
 ALLOCATOR_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+DEVICE_ORDER = "PCI_BUS_ID"
+"""NVML's order. CUDA's own begins with the fastest device, and a number would mean two things on a mixed machine."""
+
 SOURCE_ROOT = Path(__file__).parents[2]
 
 _KEPT = frozenset(
@@ -66,6 +69,8 @@ class Machine:
             env["LD_PRELOAD"] = str(self.preload or find_preload())
         if self.device == "host":
             env.update(self._standin(libraries))
+        else:
+            env["CUDA_DEVICE_ORDER"] = DEVICE_ORDER
         return {**env, **extra}
 
     def _standin(self, libraries: Path | None) -> dict[str, str]:

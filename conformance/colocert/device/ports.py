@@ -13,6 +13,7 @@ import importlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from colocert.device import launcher
@@ -21,6 +22,7 @@ from colocert.device.hook import GRANULE, Backup, Hook
 from colocert.device.launcher import Child
 from colocert.device.link import Link
 from colocert.device.machine import Machine
+from colocert.device.probe import device_index
 
 if TYPE_CHECKING:
     import torch
@@ -188,10 +190,15 @@ class CudaDevice(_OnHook):
         super().__init__(hook)
         import torch
 
+        self._torch: Any = torch
+        torch.cuda.set_device(device_index())
+
+    @cached_property
+    def _saver(self) -> Any:
+        """Started at its first use: importing megatron-core fails in a process that has used the saver already."""
         from colocert.device import tensors
 
-        self._torch: Any = torch
-        self._saver = tensors.start("cuda")
+        return tensors.start("cuda")
 
     def alloc(self, tag: str | None, backup: bool | Backup, nbytes: int, fill: int | None = None) -> Block:
         torch = self._torch

@@ -26,8 +26,6 @@ VARIANT = "cu13"
 CUDA_MAJOR = "13"
 QUIET = 1 * GIB
 PROBE = 64 << 20
-PINNED_NEED = 1 * GIB
-"""What the rows pin at most: the payload of G10 and the 256 MiB with which the saver stages to disk."""
 
 
 @dataclass(frozen=True)
@@ -207,14 +205,19 @@ def saver(facts: Facts, kind: str, world: int) -> Check:
 
 
 def host(facts: Facts, kind: str, world: int) -> Check:
-    """Page size and the coherent mode are recorded: tolerances of host rows follow from them."""
-    seen = facts.host
-    must = f"{PINNED_NEED >> 20} MiB must be lockable"
+    """Page size and the coherent mode are recorded: tolerances of host rows follow from them.
+
+    A driver need not count what it pins against the limit of the process; where a child pinned more, it does not.
+    """
+    seen, need = facts.host, gather.PINNED_NEED
+    pinned = facts.saver.pinned if facts.saver else 0
+    must = f"{need >> 20} MiB must be lockable, or the driver must pin past the limit"
     limit = "unlimited" if seen.memlock < 0 else f"{seen.memlock >> 10} KiB"
     got = f"memlock {limit}, pages of {seen.page_size >> 10} KiB"
     if seen.arch == "aarch64":
         got += f", coherent mode {seen.coherent or 'unknown'}, {seen.hbm_nodes} NUMA nodes of device memory"
-    ok = seen.memlock < 0 or seen.memlock >= PINNED_NEED
+    got += f", {pinned >> 20} MiB pinned" if pinned else ""
+    ok = seen.memlock < 0 or seen.memlock >= need or pinned > seen.memlock
     return Check("host", ok, must, got, "Raise `ulimit -l`; for a container `--ulimit memlock=-1`.")
 
 

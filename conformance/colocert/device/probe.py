@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from colocert.device.machine import refuse_expandable_segments
 
 SAVER = "torch_memory_saver"
 PROBE_BYTES = 64 << 20
+RETRIES, PAUSE = {"host": 0, "cuda": 8}, 0.25
+"""On a GPU the device's bytes are counted, and another process may start or end there meanwhile."""
 _START_UNDER_US = "Start the process with colocert.device.run or .start, which set it before the process begins."
 
 
@@ -42,11 +45,16 @@ def probe(device: str) -> Hook:
         _leads_to("cudaMemGetInfo", hook.runtime.cudaMemGetInfo, standin, WrongRuntime)
         _leads_to("cuMemCreate", hook.runtime.cuMemCreate, standin, WrongRuntime)
     else:
-        hook.runtime.cudaSetDevice(int(os.environ.get("LOCAL_RANK", "0")))  # makes the context that the hook asks for
-    _frees(hook, (lambda: -hook.standin("own_bytes")) if device == "host" else hook.free_bytes)
+        hook.set_device(device_index())  # makes the context that the hook asks for
+    _patiently(hook, (lambda: -hook.standin("own_bytes")) if device == "host" else hook.free_bytes, RETRIES[device])
     if device == "host":
         hook.runtime.colocert_standin_reset_own_peak()
     return hook
+
+
+def device_index() -> int:
+    """The number of this process's device among those that it sees."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def refuse_torch_mode() -> None:
@@ -119,6 +127,16 @@ def _leads_to(name: str, function: object, where: Path, error: type[HookNotLive]
         )
 
 
+def _patiently(hook: Hook, room: Callable[[], int], retries: int) -> None:
+    """`_frees`, again where the count is wrong and may have been disturbed."""
+    for _ in range(retries):
+        try:
+            return _frees(hook, room)
+        except NothingFreed:
+            time.sleep(PAUSE)
+    return _frees(hook, room)
+
+
 def _frees(hook: Hook, room: Callable[[], int]) -> None:
     """Pauses and resumes one block and counts. Less than 64 MiB where the device has less to spare."""
     nbytes = min(PROBE_BYTES, hook.free_bytes() // GRANULE * GRANULE)
@@ -126,6 +144,13 @@ def _frees(hook: Hook, room: Callable[[], int]) -> None:
         raise DeviceOutOfMemory(GRANULE, 2)
     with hook.region("colocert.probe", backup=False):
         block = hook.malloc(nbytes)
+    try:
+        _counts(hook, room, nbytes)
+    finally:
+        hook.free(block)
+
+
+def _counts(hook: Hook, room: Callable[[], int], nbytes: int) -> None:
     held = room()
     hook.pause("colocert.probe")
     paused = room()
@@ -143,4 +168,3 @@ def _frees(hook: Hook, room: Callable[[], int]) -> None:
             got=f"{taken} bytes",
             fix="Another process may be using this device; it must be ours alone.",
         )
-    hook.free(block)
