@@ -29,6 +29,9 @@ WIDE, NARROW = 1080, 372
 _LEFT, _RIGHT = 74, 10
 _PLACES = (("device", 200), ("host", 116))
 _GAP, _LANE, _LEGEND = 22, 19, 20
+_APART = 14
+"""Between the tags of one side and the name of the next, in the legend."""
+
 _LANES = 10
 """Lanes that are drawn; a run of a thousand ranks shows its drivers, its first ranks and its first engines."""
 
@@ -241,6 +244,7 @@ def _legend(parts: list[str], series: Series, y: float, width: int) -> float:
     rest = others(layer.tag for layer in series.layers)
     for layer in series.layers:
         lead = f"{layer.side}: " if layer.side != side else ""
+        x += _APART if lead and x > _LEFT else 0
         length = 19 + (len(lead) + len(layer.tag)) * _CHAR + 14
         if x + length > width - _RIGHT and x > _LEFT:
             x, y = float(_LEFT), y + _LEGEND
