@@ -48,15 +48,18 @@ class GpuPeakToRollout(RunFold):
         view = self.view
         if not view.gpu_peak or view.faults or not view.started():
             return
-        if isinstance(event, EngineResume) and event.tags:
-            self._resumed(event)
-        elif isinstance(event, SaverPause) and not event.owner and event.tag == DEFAULT and view.releases(WEIGHTS):
+        if isinstance(event, SaverPause):
+            if event.owner or event.tag != DEFAULT or not view.releases(WEIGHTS):
+                return
             self.met("trainer-before-weights")
-            if view.engine_lacks(WEIGHTS):
+            if view.engine_without(WEIGHTS):
                 self.found(event, "trainer-before-weights", "engine weights are resumed first", "they are released")
+        elif isinstance(event, EngineResume):
+            if event.tags:
+                self._resumed(event)
         elif isinstance(event, Send) and view.releases(WEIGHTS):
             self.met("sync-before-weights")
-            if view.engine_lacks(WEIGHTS):
+            if view.engine_without(WEIGHTS):
                 self.found(event, "sync-before-weights", "engine weights are resumed first", "they are released")
 
     def _resumed(self, event: EngineResume) -> None:
@@ -94,23 +97,27 @@ class GpuPeakToTrain(RunFold):
         view = self.view
         if not view.gpu_peak or view.faults or not view.started():
             return
-        if isinstance(event, SaverResume) and not event.owner and event.tag == DEFAULT:
-            self._trainer(event)
-        elif isinstance(event, EngineRelease) and WEIGHTS in event.tags and view.lacks_trainer_default():
-            self.found(event, "weights-before-trainer", "the trainer is resumed first", "it is released")
+        if isinstance(event, Data):
+            if view.calls.get(event.rank) == "train" and view.releases(WEIGHTS):
+                self.met("computed-before-weights")
+                if view.engine_has(WEIGHTS):
+                    expected = "engine weights are released first"
+                    self.found(event, "computed-before-weights", expected, "they are resident")
+        elif isinstance(event, SaverResume):
+            if not event.owner and event.tag == DEFAULT:
+                self._trainer(event)
         elif isinstance(event, EngineRelease) and WEIGHTS in event.tags:
-            self.met("weights-before-trainer")
-        elif isinstance(event, Data) and view.calls.get(event.rank) == "train" and view.releases(WEIGHTS):
-            self.met("computed-before-weights")
-            if view.engine_has(WEIGHTS):
-                self.found(event, "computed-before-weights", "engine weights are released first", "they are resident")
+            if view.lacks_trainer_default():
+                self.found(event, "weights-before-trainer", "the trainer is resumed first", "it is released")
+            else:
+                self.met("weights-before-trainer")
 
     def _trainer(self, event: SaverResume) -> None:
-        able = [tag for tag in CACHES if self.view.releases(tag)]
+        able = self.view.releases_of(CACHES)
         if able:
             self.met("trainer-before-caches")
-            if held := self.view.engine_holds(*able):
-                what = ", ".join(sorted(held))
+            if any(map(self.view.engine_has, able)):
+                what = ", ".join(sorted(self.view.engine_holds(*able)))
                 self.found(event, "trainer-before-caches", "KV and graphs are released first", f"{what} is resident")
 
 
@@ -342,11 +349,12 @@ class RefusedConfigurations(RunFold):
         self.effect = ""
 
     def on(self, event: AnyEvent) -> None:
-        if not isinstance(event, (CallEnd, CallRaise)):
+        kind = event.__class__
+        if kind is not CallEnd and kind is not CallRaise:
             if not self.effect and self.view.driver:
-                self.effect = type(event).__name__
-        elif event.actor == "driver" and event.method in ("build", "run"):
-            self._closed(event)
+                self.effect = kind.__name__
+        elif event.actor == "driver" and event.method in ("build", "run"):  # type: ignore[union-attr]
+            self._closed(event)  # type: ignore[arg-type]
 
     def _possible(self, event: CallEnd | CallRaise) -> None:
         if not self.view.config.get("engine_releases"):

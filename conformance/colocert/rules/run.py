@@ -83,6 +83,10 @@ class RunView:
         """Whether the engine of this scenario, under this driver, releases the tag at all."""
         return tag in self._releases
 
+    def releases_of(self, tags: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of these tags that the engine releases at all."""
+        return tuple(tag for tag in tags if tag in self._releases)
+
     def engine_holds(self, *tags: str) -> set[str]:
         """Which of these tags some engine has resident."""
         return {a.tag for h, a in self._engines.items() if a.tag in tags and h not in self.out}
@@ -94,6 +98,10 @@ class RunView:
     def engine_lacks(self, *tags: str) -> set[str]:
         """Which of these tags some engine has released."""
         return {a.tag for h, a in self._engines.items() if a.tag in tags and h in self.out}
+
+    def engine_without(self, tag: str) -> bool:
+        """Whether some engine has the tag released."""
+        return bool(self.engine_lacks(tag))
 
     def trainer_holds(self, tag: str | None = None) -> list[Held]:
         """Trainer model memory on the device beyond the claimed resident set, of one tag or of all."""
@@ -209,10 +217,21 @@ class RunView:
         self.out.discard((event.owner, event.rank, event.alloc))
 
     def _issue(self, event: CallIssue) -> None:
-        _put(self.outstanding, (event.owner, event.rank, event.call), event.method, self.awaited)
+        key, method, counts = (event.owner, event.rank, event.call), event.method, self.awaited
+        if key in self.outstanding:
+            _drop(self.outstanding, key, counts)
+        self.outstanding[key] = method
+        counts[method] = counts.get(method, 0) + 1
 
     def _ack(self, event: Ack) -> None:
-        _drop(self.outstanding, (event.owner, event.rank, event.call), self.awaited)
+        method = self.outstanding.pop((event.owner, event.rank, event.call), None)
+        if method is not None:
+            counts = self.awaited
+            left = counts[method] - 1
+            if left:
+                counts[method] = left
+            else:
+                del counts[method]
 
     def _begin(self, event: CallBegin) -> None:
         if event.actor == "driver":

@@ -58,6 +58,9 @@ class IndexedRunView(RunView):
     def engine_lacks(self, *tags: str) -> set[str]:
         return {tag for tag in tags if self._engine.get((tag, True))}
 
+    def engine_without(self, tag: str) -> bool:
+        return bool(self._engine.get((tag, True)))
+
     def trainer_holds(self, tag: str | None = None) -> Any:
         return self._held if tag is None else self._held_of.get(tag, {})
 
