@@ -25,7 +25,10 @@ class Exempt:
 
 
 EXEMPT = (
-    Exempt(r"make (setup|test|lint|typing|docs|certify|clean)\b", "a stage of .ci/run, which this test runs inside of"),
+    Exempt(
+        r"make (setup|test|gpu-tests|gpu-mutants|lint|typing|docs|certify|demo|clean)\b",
+        "a stage of .ci/run, which this test runs inside of",
+    ),
     Exempt(r"(bash )?\.ci/run", "runs this test", optional=True),
     Exempt(r"make fetch-", "the first step of `make certify IMPL=…`, a stage of .ci/run", optional=True),
     Exempt(r"make bench\b", "takes ten minutes; its scripts are Python and are linted with the rest", optional=True),
