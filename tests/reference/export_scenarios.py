@@ -222,7 +222,7 @@ def process_calls(stage: Stage, folder: str, wire: str) -> dict[str, Any]:
     server, received = adapter_wire.listen(wire, 60.0), []
 
     def receive() -> None:
-        sender, tensors = adapter_wire.receive(server)
+        sender, _, tensors = adapter_wire.receive(server)
         received.append(tensors)
         adapter_wire.acknowledge(sender, tensors)
 
