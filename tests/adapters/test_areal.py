@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -26,15 +24,6 @@ NEEDS = ("torch", "megatron", "torch_memory_saver", "ray", "transformers", "nump
 ENGINE = "areal/engine/megatron_engine.py"
 
 
-def test_importing_it_imports_no_framework() -> None:
-    code = (
-        "import sys, colocert.adapters.areal as m; m.implementation.claims; m.implementation.version\n"
-        "print(*sorted({'torch', 'ray', 'megatron', 'transformers', 'areal', 'numpy'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""
-
-
 def test_a_missing_framework_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(areal.AREAL.variable, str(tmp_path))
     rig = Rig(Config(lora=True), areal.CLAIMS, lambda event: None)
@@ -42,14 +31,6 @@ def test_a_missing_framework_is_one_clear_error(tmp_path: Path, monkeypatch: pyt
         areal.implementation.trainer(rig)
     rig.close()
     assert areal.implementation.version == "not found"
-
-
-def test_a_missing_framework_ends_a_run_with_11(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(areal.AREAL.variable, str(tmp_path))
-    problem = record("colocert.adapters.areal", tmp_path / "evidence", Options(depth=0, controls=False)).problem
-    assert problem is not None
-    assert problem.exit_code == 11
-    assert "COLOCERT_AREAL_PATH" in problem.message
 
 
 def test_the_lifecycle_alone_is_claimed() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
@@ -15,8 +14,6 @@ from types import MappingProxyType
 import pytest
 
 from colocert.adapters import miles
-from colocert.record.manifest import Options
-from colocert.record.runner import record
 from colocert.rig import Claims, Config, Rig, Trainer
 
 
@@ -24,15 +21,6 @@ from colocert.rig import Claims, Config, Rig, Trainer
 def tree(make_tree: Callable[..., Path]) -> Callable[..., Path]:
     """Makes a folder with a package `miles` of these modules, and names it in the adapter's variable."""
     return lambda modules=MappingProxyType({}): make_tree("miles", miles.MILES.variable, modules)
-
-
-def test_importing_it_imports_no_framework() -> None:
-    code = (
-        "import sys, colocert.adapters.miles as m; m.implementation.claims; m.implementation.version\n"
-        "print(*sorted({'torch', 'ray', 'megatron', 'transformers', 'miles', 'numpy'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""
 
 
 def test_a_missing_framework_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,14 +31,6 @@ def test_a_missing_framework_is_one_clear_error(tmp_path: Path, monkeypatch: pyt
         miles.implementation.trainer(rig)
     rig.close()
     assert miles.implementation.version == "not found"
-
-
-def test_a_missing_framework_ends_a_run_with_11(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(miles.MILES.variable, str(tmp_path))
-    problem = record("colocert.adapters.miles", tmp_path / "evidence", Options(depth=0, controls=False)).problem
-    assert problem is not None
-    assert problem.exit_code == 11
-    assert "COLOCERT_MILES_PATH" in problem.message
 
 
 def test_claims_follow_the_source_at_hand(tree: Callable[..., Path]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -37,24 +36,6 @@ GREEN = {"AS-01", "AS-02", "AS-04", "AS-05", "AS-09", "AS-10", "AS-16"}
 def tree(make_tree: Callable[..., Path]) -> Callable[..., Path]:
     """Makes a folder with a package `skyrl` of these modules, and names it in the adapter's variable."""
     return lambda modules=MappingProxyType({}): make_tree("skyrl", skyrl.SKYRL.variable, modules)
-
-
-def test_importing_it_imports_no_framework() -> None:
-    code = (
-        "import sys, colocert.adapters.skyrl as m; m.implementation.claims; m.implementation.version\n"
-        "hasattr(m.implementation, 'frozen_offload')\n"
-        "print(*sorted({'torch', 'ray', 'vllm', 'skyrl', 'aiohttp', 'numpy'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""
-
-
-def test_a_missing_framework_ends_a_run_with_11(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(skyrl.SKYRL.variable, str(tmp_path))
-    problem = record("colocert.adapters.skyrl", tmp_path / "evidence", Options(depth=0, controls=False)).problem
-    assert problem is not None
-    assert problem.exit_code == 11
-    assert "COLOCERT_SKYRL_PATH" in problem.message
 
 
 @pytest.mark.parametrize("marker", ["is_lora", "_chunk_has_lora_adapters"])

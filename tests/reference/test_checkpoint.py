@@ -2,54 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
-import os
 import shutil
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import colocert
-import colocert_reference
-from colocert.device import Child, Machine, start
+from .children import child, needs, ranks
 
-NEEDED = ("torch", "megatron.core", "torch_memory_saver", "safetensors")
-missing = [name for name in NEEDED if importlib.util.find_spec(name.partition(".")[0]) is None]
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(missing), reason=f"needs the extra `reference` (got no {', '.join(missing)})"),
-]
+pytestmark = needs("torch", "megatron.core", "torch_memory_saver", "safetensors")
 
 SCENARIOS = Path(__file__).with_name("checkpoint_scenarios.py")
-SOURCES = os.pathsep.join(str(Path(p.__file__ or "").parents[1]) for p in (colocert, colocert_reference))
 STEPS, SAVED = 6, 3
 
 
-def child(body: str, **arguments: Any) -> Child:
-    env = {"PYTHONPATH": SOURCES, "PYTHONWARNINGS": "ignore"}
-    return start(f"{SCENARIOS}:{body}", machine=Machine(), env=env, deadline=240, **arguments)
-
-
 def ran(body: str, **arguments: Any) -> Any:
-    return child(body, **arguments).wait().expect("ok")
+    return child(SCENARIOS, body, **arguments).wait().expect("ok")
 
 
 def both(**arguments: Any) -> list[dict[str, Any]]:
     """What two ranks saw."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with contextlib.ExitStack() as stack:
-        ranks = [stack.enter_context(child("two_ranks", rank=rank, port=port, **arguments)) for rank in range(2)]
-        for rank in ranks:
-            assert rank.listen() == "done"
-        for rank in ranks:
-            rank.tell("leave")
-        return [rank.wait().expect("ok") for rank in ranks]
+    return ranks(SCENARIOS, "two_ranks", 2, **arguments)
 
 
 @pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
@@ -108,7 +81,7 @@ def test_a_crash_at_any_point_of_a_save_leaves_a_whole_checkpoint(tmp_path: Path
 
 
 def test_after_a_kill_in_the_middle_of_a_save_a_new_process_goes_on_from_the_previous_one(tmp_path: Path) -> None:
-    outcome = child("killed", folder=str(tmp_path)).wait()
+    outcome = child(SCENARIOS, "killed", folder=str(tmp_path)).wait()
     assert (outcome.kind, outcome.signal) == ("signal", "SIGKILL")
     assert len(list(tmp_path.glob("*.safetensors"))) == 2
     resumed = ran("goes_on", folder=str(tmp_path), steps=STEPS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,13 +14,9 @@ from colocert_reference.real import adapter_wire
 from colocert_reference.real.pair import GRANULE, MIB, granules
 from colocert_reference.real.processes import CallFailed, SharedDevice, Side
 
-NEEDED = ("torch", "transformers", "peft", "safetensors", "torch_memory_saver")
-missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(missing), reason=f"needs the extra `reference` (got no {', '.join(missing)})"),
-]
+from .children import needs
+
+pytestmark = needs("torch", "transformers", "peft", "safetensors", "torch_memory_saver")
 
 BODY = "colocert_reference.real.engine_process:main"
 SHAPE = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 128, "lora_rank": 4, "lora_alpha": 8.0}

@@ -7,42 +7,19 @@ that is wrong in any row moves logits by more than 1e-3.
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import colocert
-import colocert_reference
-from colocert.device import Child, Machine, start
+from .children import child, needs, ranks
 
-NEEDED = ("torch", "megatron.core", "torch_memory_saver", "transformers", "peft", "safetensors")
-missing = [name for name in NEEDED if importlib.util.find_spec(name.partition(".")[0]) is None]
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(missing), reason=f"needs the extra `reference` (got no {', '.join(missing)})"),
-]
+pytestmark = needs("torch", "megatron.core", "torch_memory_saver", "transformers", "peft", "safetensors")
 
 SCENARIOS = Path(__file__).with_name("export_scenarios.py")
-SOURCES = os.pathsep.join(str(Path(p.__file__ or "").parents[1]) for p in (colocert, colocert_reference))
 ROUNDING, WRONG = 5e-6, 1e-3
 PARALLEL = {"alone": (1, 1), "tensor": (2, 2), "data": (1, 2)}
-
-
-def child(body: str, **arguments: Any) -> Child:
-    env = {"PYTHONPATH": SOURCES, "PYTHONWARNINGS": "ignore"}
-    return start(f"{SCENARIOS}:{body}", machine=Machine(), env=env, deadline=240, **arguments)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -55,16 +32,9 @@ def seen(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """What each rank of each layout saw."""
     results = {}
     for layout, (tensor, size) in PARALLEL.items():
-        where, port = folder / layout, free_port()
+        where = folder / layout
         where.mkdir()
-        with contextlib.ExitStack() as stack:
-            arguments = {"folder": str(where), "tensor": tensor, "size": size, "port": port}
-            ranks = [stack.enter_context(child("agrees", rank=rank, **arguments)) for rank in range(size)]
-            for rank in ranks:
-                assert rank.listen() == "done"
-            for rank in ranks:
-                rank.tell("leave")
-            results[layout] = [rank.wait().expect("ok") for rank in ranks]
+        results[layout] = ranks(SCENARIOS, "agrees", size, folder=str(where), tensor=tensor, size=size)
     return results
 
 
@@ -143,7 +113,9 @@ def test_without_lora_the_whole_model_is_sent_by_the_engines_names() -> None:
 
 def test_over_the_calls_of_the_process_the_engine_gets_base_and_adapter(tmp_path: Path) -> None:
     """The base as a file, awake and asleep; the adapter over the wire, asleep."""
-    facts = child("process_calls", folder=str(tmp_path), wire=f"colocert-test-{os.getpid()}").wait().expect("ok")
+    facts = (
+        child(SCENARIOS, "process_calls", folder=str(tmp_path), wire=f"colocert-test-{os.getpid()}").wait().expect("ok")
+    )
     assert "init() first" in facts["early"]
     assert facts["tokens"] == 8
     assert facts["loss"] == pytest.approx(0.0, abs=0.1)  # advantages sum to zero, and at first all are as likely

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -11,14 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from .children import needs
+
 ROOT = Path(__file__).parents[2]
-NEEDED = ("torch", "transformers", "peft", "safetensors")
-missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(missing), reason=f"needs the extra `reference` (got no {', '.join(missing)})"),
-]
+pytestmark = needs("torch", "transformers", "peft", "safetensors")
 
 ALIASES = """
 from colocert_reference.real import llama_impl

@@ -30,16 +30,12 @@ from colocert_reference.real.loop import (
 from colocert_reference.real.pair import MIB, Sample
 from colocert_reference.real.processes import PairError, ProcessDied
 
+from .children import needs
+
 if TYPE_CHECKING:
     from colocert_reference.real.ray_sides import RaySide
 
-NEEDED = ("torch", "megatron.core", "torch_memory_saver", "transformers", "peft", "safetensors")
-missing = [name for name in NEEDED if importlib.util.find_spec(name.partition(".")[0]) is None]
-real = [
-    pytest.mark.torch,
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(missing), reason=f"needs the extra `reference` (got no {', '.join(missing)})"),
-]
+real = needs("torch", "megatron.core", "torch_memory_saver", "transformers", "peft", "safetensors")
 under_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
 DEADLINE = 60.0
 SMALL = {"prompts": 2, "samples": 8, "tokens": 6}

@@ -7,7 +7,6 @@ sizes of its allocations; what it holds is read from the device's ledger and fro
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import signal
 import subprocess
@@ -27,13 +26,9 @@ from colocert_reference.real import adapter_wire
 from colocert_reference.real.pair import MIB, Pair, Sample, Sizes, granules
 from colocert_reference.real.processes import CallFailed, DoesNotFit, ProcessDied, SharedDevice, Side
 
-NEEDED = ("torch", "megatron.core", "torch_memory_saver")
-missing = [name for name in NEEDED if importlib.util.find_spec(name.partition(".")[0]) is None]
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(missing), reason=f"needs the extra `reference` (got no {', '.join(missing)})"),
-]
+from .children import needs
+
+pytestmark = needs("torch", "megatron.core", "torch_memory_saver")
 
 TINY = Sizes()
 GRANULE = 2 * MIB

@@ -2,57 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import math
-import os
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import colocert
-import colocert_reference
-from colocert.device import Child, Machine, start
+from .children import child, needs, ranks
 
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs the extra `reference` (got no torch)"),
 ]
-NEEDED = ("megatron.core", "torch_memory_saver")
-missing = [name for name in NEEDED if importlib.util.find_spec(name.partition(".")[0]) is None]
 
 
 def real(test: Any) -> Any:
     """A test that trains."""
-    reason = f"needs the extra `reference` (got no {', '.join(missing)})"
-    return pytest.mark.slow(pytest.mark.skipif(bool(missing), reason=reason)(test))
+    for mark in needs("megatron.core", "torch_memory_saver"):
+        test = mark(test)
+    return test
 
 
 SCENARIOS = Path(__file__).with_name("policy_scenarios.py")
-SOURCES = os.pathsep.join(str(Path(p.__file__ or "").parents[1]) for p in (colocert, colocert_reference))
 CYCLE = ["offload_grad_buffer", "sleep", "update_weights", "wake_up"]
 
 
-def child(body: str, **arguments: Any) -> Child:
-    env = {"PYTHONPATH": SOURCES, "PYTHONWARNINGS": "ignore"}
-    return start(f"{SCENARIOS}:{body}", machine=Machine(), env=env, deadline=240, **arguments)
-
-
-def learned(ranks: int = 1, calls: list[str] | None = None) -> list[dict[str, Any]]:
+def learned(number: int = 1, calls: list[str] | None = None) -> list[dict[str, Any]]:
     """What `learns` saw on each of so many tensor-parallel ranks."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {"calls": calls or [], "tensor": ranks, "size": ranks, "port": port}
-    with contextlib.ExitStack() as stack:
-        children = [stack.enter_context(child("learns", rank=rank, **common)) for rank in range(ranks)]
-        for one in children:
-            assert one.listen() == "done"
-        for one in children:
-            one.tell("leave")
-        return [one.wait().expect("ok") for one in children]
+    return ranks(SCENARIOS, "learns", number, calls=calls or [], tensor=number, size=number)
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +129,7 @@ def test_fed_steps_with_a_hand_off_after_each_are_bit_identical_to_steps_without
 @real
 def test_fed_steps_are_the_same_with_two_tensor_parallel_ranks(alone: dict[str, Any]) -> None:
     """Log-probabilities of a vocabulary in two halves; sums that are split in two round otherwise."""
-    zero, one = learned(ranks=2)
+    zero, one = learned(number=2)
     assert zero["losses"] == one["losses"]
     assert zero["losses"] == pytest.approx(alone["losses"], abs=1e-4)
 

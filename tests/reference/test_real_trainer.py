@@ -5,36 +5,21 @@ Each scenario runs in a child process of its own (`real_scenarios.py`), as the s
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import colocert
-import colocert_reference
-from colocert.device import Child, Machine, start
+from colocert.device import Child, Machine
 from colocert.device.hook import GRANULE
 
-NEEDED = ("torch", "megatron.core", "torch_memory_saver")
-missing = [name for name in NEEDED if importlib.util.find_spec(name.partition(".")[0]) is None]
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(missing), reason=f"needs the extra `reference` (got no {', '.join(missing)})"),
-]
+from .children import child, needs, ranks
+
+pytestmark = needs("torch", "megatron.core", "torch_memory_saver")
 
 SCENARIOS = Path(__file__).with_name("real_scenarios.py")
-SOURCES = os.pathsep.join(str(Path(p.__file__ or "").parents[1]) for p in (colocert, colocert_reference))
 MIB = 1 << 20
 CYCLE = ["offload_grad_buffer", "sleep", "update_weights", "wake_up"]
-
-
-def child(body: str, machine: Machine | None = None, **arguments: Any) -> Child:
-    env = {"PYTHONPATH": SOURCES, "PYTHONWARNINGS": "ignore"}
-    return start(f"{SCENARIOS}:{body}", machine=machine or Machine(), env=env, deadline=240, **arguments)
 
 
 def outcomes(*children: Child) -> list[Any]:
@@ -47,7 +32,7 @@ def granules(sizes: list[int]) -> int:
 
 @pytest.fixture(scope="module", params=[True, False], ids=["lora", "full"])
 def cycle(request: pytest.FixtureRequest) -> dict[str, Any]:
-    [facts] = outcomes(child("cycle", lora=request.param))
+    [facts] = outcomes(child(SCENARIOS, "cycle", lora=request.param))
     return {**facts, "lora": request.param}
 
 
@@ -93,7 +78,7 @@ def test_an_export_asleep_equals_one_awake(cycle: dict[str, Any]) -> None:
     [("offload_grad_buffer", "grads.0"), ("sleep", "embedding"), ("sleep", "exp_avg_sq")],
 )
 def test_a_touch_of_a_released_tensor_is_a_sigsegv(released: str, tensor: str) -> None:
-    with child("touches", released=released, tensor=tensor) as process:
+    with child(SCENARIOS, "touches", released=released, tensor=tensor) as process:
         assert process.listen() == "released"
         outcome = process.wait()
     assert (outcome.kind, outcome.signal) == ("signal", "SIGSEGV")
@@ -102,7 +87,7 @@ def test_a_touch_of_a_released_tensor_is_a_sigsegv(released: str, tensor: str) -
 def test_two_processes_share_one_device(tmp_path: Path) -> None:
     """The neighbour fits only while the trainer sleeps; a wake that does not fit is refused and works later."""
     machine = Machine(capacity=192 * MIB, ledger=tmp_path / "ledger")
-    with child("shares", machine) as trainer, child("neighbour", machine) as neighbour:
+    with child(SCENARIOS, "shares", machine) as trainer, child(SCENARIOS, "neighbour", machine) as neighbour:
 
         def call(name: str) -> Any:
             trainer.tell(name)
@@ -141,7 +126,8 @@ def test_two_processes_share_one_device(tmp_path: Path) -> None:
 def test_steps_with_a_hand_off_after_each_are_bit_identical_to_steps_without(lora: bool) -> None:
     calls = CYCLE if lora else CYCLE[1:]
     slept, awake = outcomes(
-        child("trains", steps=6, calls=calls, lora=lora), child("trains", steps=6, calls=[], lora=lora)
+        child(SCENARIOS, "trains", steps=6, calls=calls, lora=lora),
+        child(SCENARIOS, "trains", steps=6, calls=[], lora=lora),
     )
     assert slept == awake
     first, *_, last = (float.fromhex(loss) for loss in slept["losses"])
@@ -150,15 +136,15 @@ def test_steps_with_a_hand_off_after_each_are_bit_identical_to_steps_without(lor
 
 def test_live_gradients_survive_an_early_release_between_the_steps_of_an_accumulation() -> None:
     early, whole, none = outcomes(
-        child("trains", steps=4, calls=CYCLE[:1], accumulate=2),
-        child("trains", steps=4, calls=CYCLE, accumulate=2),
-        child("trains", steps=4, calls=[], accumulate=2),
+        child(SCENARIOS, "trains", steps=4, calls=CYCLE[:1], accumulate=2),
+        child(SCENARIOS, "trains", steps=4, calls=CYCLE, accumulate=2),
+        child(SCENARIOS, "trains", steps=4, calls=[], accumulate=2),
     )
     assert early == whole == none
 
 
 def test_a_failed_group_rebuild_is_retried_and_groups_come_back_as_they_were() -> None:
-    [facts] = outcomes(child("groups_come_back"))
+    [facts] = outcomes(child(SCENARIOS, "groups_come_back"))
     assert facts["asleep"] == []
     assert facts["error"] == "peer lost"
     assert facts["believed"] == {"default": False, "grad_buffer": False}  # memory came back before the groups failed
@@ -171,18 +157,18 @@ def test_a_failed_group_rebuild_is_retried_and_groups_come_back_as_they_were() -
 
 
 def test_groups_that_vanished_are_back_at_their_next_use() -> None:
-    assert outcomes(child("groups_taken_away")) == [{"same": True, "steps": 2}]
+    assert outcomes(child(SCENARIOS, "groups_taken_away")) == [{"same": True, "steps": 2}]
 
 
 def test_live_gradients_are_those_of_autograd_after_a_hand_off_too() -> None:
-    [facts] = outcomes(child("gradients"))
+    [facts] = outcomes(child(SCENARIOS, "gradients"))
     assert facts["equal"] == [True] * 16
     assert facts["live"]
     assert facts["nonzero"] > 0
 
 
 def test_an_early_release_without_a_sleep_is_undone_by_wake_up_and_by_train() -> None:
-    [facts] = outcomes(child("early_release_alone"))
+    [facts] = outcomes(child(SCENARIOS, "early_release_alone"))
     awake, released = facts["free"][:2]
     assert released > awake
     assert facts["free"] == [awake, released, released, awake, awake, released, awake]
@@ -192,7 +178,7 @@ def test_an_early_release_without_a_sleep_is_undone_by_wake_up_and_by_train() ->
 
 def test_fused_buffers_of_bf16_parameters_keep_their_contents_when_gradients_are_released() -> None:
     """DDP makes them side by side; only that of the gradients is without a backup."""
-    [facts] = outcomes(child("bf16_buffers"))
+    [facts] = outcomes(child(SCENARIOS, "bf16_buffers"))
     assert facts["types"] == ["torch.bfloat16", "torch.float32"]
     assert facts["inside"]
     assert facts["kept"]
@@ -206,23 +192,15 @@ def test_fused_buffers_of_bf16_parameters_keep_their_contents_when_gradients_are
 
 
 def test_the_saver_runs_in_preload_mode_although_megatron_sets_another() -> None:
-    assert outcomes(child("mode_after_import")) == [["torch", "preload"]]
+    assert outcomes(child(SCENARIOS, "mode_after_import")) == [["torch", "preload"]]
 
 
 def test_a_saver_put_to_use_before_megatron_is_an_error_by_name() -> None:
-    assert outcomes(child("saver_first")) == ["SaverStartedFirst"]
+    assert outcomes(child(SCENARIOS, "saver_first")) == ["SaverStartedFirst"]
 
 
 def test_two_ranks_still_average_their_gradients_after_a_hand_off() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with child("one_of_two", rank=0, port=port) as first, child("one_of_two", rank=1, port=port) as second:
-        for rank in (first, second):
-            assert rank.listen() == "done"
-        for rank in (first, second):
-            rank.tell("leave")
-        zero, one = outcomes(first, second)
+    zero, one = ranks(SCENARIOS, "one_of_two", 2)
     assert zero["losses"] != one["losses"]  # other data
     assert zero["contents"] == one["contents"]
     assert zero["data"] == one["data"]

@@ -22,23 +22,13 @@ from colocert.report.palette import DARK, LIGHT
 from colocert.report.peaks import highest_peaks
 from colocert_fixtures.mutants.handoff import resumes_weights_beside_gradients
 from colocert_reference.colocert_impl import Reference
+from colocert_reference.svg_to_png import BROWSERS, QUIET
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-BROWSER = next((path for name in NAMES if (path := shutil.which(name))), "")
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-    "--host-resolver-rules=MAP * ~NOTFOUND",
-)
+BROWSER = next((path for name in BROWSERS if (path := shutil.which(name))), "")
+FLAGS = (*QUIET, "--host-resolver-rules=MAP * ~NOTFOUND")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not BROWSER, reason=f"needs a Chromium on PATH ({', '.join(NAMES)})"),
+    pytest.mark.skipif(not BROWSER, reason=f"needs a Chromium on PATH ({', '.join(BROWSERS)})"),
 ]
 
 MEASURE = """
