@@ -192,16 +192,21 @@ class Evidence:
         kept = self._scenarios[scenario]
         path = self.folder / kept.trace
         rules = [r for r in self.rules if r.profile == kept.profile]
-        events = read_trace(path, allow_torn_tail=kept.status != COMPLETE)
-        return judge_events(self._watched(kept.profile, events), rules)
+        events: Iterable[AnyEvent] = read_trace(path, allow_torn_tail=kept.status != COMPLETE)
+        if kept.profile in REACHES and kept.profile not in self._reached:
+            events = self._watched(kept.profile, events)
+        return judge_events(events, rules)
 
     def _watched(self, profile: str, events: Iterable[AnyEvent]) -> Iterator[AnyEvent]:
-        """The events; and whether the implementation has reached the double that its profile is about."""
-        kinds, _ = REACHES.get(profile, ((), ""))
-        for event in events:
-            if profile not in self._reached and isinstance(event, kinds):
-                self._reached.add(profile)
+        """The events, looked at until one shows that the double which the profile is about has been reached."""
+        kinds, _ = REACHES[profile]
+        rest = iter(events)
+        for event in rest:
             yield event
+            if isinstance(event, kinds):
+                self._reached.add(profile)
+                break
+        yield from rest
 
     def unreached(self) -> tuple[str, ...]:
         """Once the cases are there: what to look at where no scenario of a profile reached its double."""

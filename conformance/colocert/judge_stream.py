@@ -157,7 +157,7 @@ class StreamJudge:
             if apart is not None and apart.may_take(event) and apart.takes(event):
                 taken.add(place)
                 continue
-            calls: Any = table.get(kind)
+            calls: Any = table.get(kind)  # `Panel.feed`, written out: a call an event shows
             if calls.__class__ is dict:
                 calls = calls.get(event.actor)  # type: ignore[union-attr]
             for call in whole.handlers(event) if calls is None else calls:

@@ -44,7 +44,7 @@ def judge_events(events: Iterable[AnyEvent], rules: Iterable[Rule]) -> TraceJudg
     waiting: dict[int, list[AnyEvent]] = {}
     table = whole.table
     for event in events:
-        if by_run:
+        if by_run:  # `Panel.feed`, written out: a call an event shows
             calls: Any = table.get(event.__class__)
             if calls.__class__ is dict:
                 calls = calls.get(event.actor)  # type: ignore[union-attr]

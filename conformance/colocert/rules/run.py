@@ -217,21 +217,10 @@ class RunView:
         self.out.discard((event.owner, event.rank, event.alloc))
 
     def _issue(self, event: CallIssue) -> None:
-        key, method, counts = (event.owner, event.rank, event.call), event.method, self.awaited
-        if key in self.outstanding:
-            _drop(self.outstanding, key, counts)
-        self.outstanding[key] = method
-        counts[method] = counts.get(method, 0) + 1
+        _put(self.outstanding, (event.owner, event.rank, event.call), event.method, self.awaited)
 
     def _ack(self, event: Ack) -> None:
-        method = self.outstanding.pop((event.owner, event.rank, event.call), None)
-        if method is not None:
-            counts = self.awaited
-            left = counts[method] - 1
-            if left:
-                counts[method] = left
-            else:
-                del counts[method]
+        _drop(self.outstanding, (event.owner, event.rank, event.call), self.awaited)
 
     def _begin(self, event: CallBegin) -> None:
         if event.actor == "driver":
