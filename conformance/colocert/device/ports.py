@@ -243,8 +243,12 @@ class CudaDevice(_OnHook):
 
     def own_bytes(self) -> int | None:
         """By NVML; None where it is absent, or hides processes (a container without the host's pid namespace)."""
+        return self.processes().get(os.getpid())
+
+    def processes(self) -> dict[int, int]:
+        """The bytes of each process on this device, by NVML; empty where it is absent, or hides processes."""
         properties = self._torch.cuda.get_device_properties(self._torch.cuda.current_device())
-        return _nvml_bytes(str(properties.uuid))
+        return nvml_processes(str(properties.uuid))
 
     def fill(self, block: Block, value: int) -> None:
         self.hook.fill(block.address, value, block.nbytes)
@@ -267,15 +271,16 @@ class CudaDevice(_OnHook):
         )
 
 
-def _nvml_bytes(uuid: str) -> int | None:
+def nvml_processes(uuid: str) -> dict[int, int]:
+    """The bytes of each process on a device; by its UUID, since NVML and CUDA may number devices differently."""
     try:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError:
-        return None
+        return {}
     try:
         nvml.nvmlInit()
         card = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
-        processes = nvml.nvmlDeviceGetComputeRunningProcesses(card)
+        running = nvml.nvmlDeviceGetComputeRunningProcesses(card)
     except nvml.NVMLError:
-        return None
-    return next((process.usedGpuMemory for process in processes if process.pid == os.getpid()), None)
+        return {}
+    return {process.pid: process.usedGpuMemory for process in running if process.usedGpuMemory is not None}

@@ -106,18 +106,6 @@ class LiveDevice:
 
 def meter(stage: Stage, once: bool = False) -> None:
     """The suite's process on the device: says what is free, and who holds what, until it is told to leave."""
+    device: Any = stage.device
     while not once and (message := stage.listen(_FOREVER)) is not None:
-        stage.tell(stage.device.free_bytes() if message == "free" else _processes())
-
-
-def _processes() -> dict[str, int]:
-    """By NVML; empty where it is absent or hides processes."""
-    try:
-        import pynvml as nvml
-
-        nvml.nvmlInit()
-        card = nvml.nvmlDeviceGetHandleByIndex(int(os.environ.get("LOCAL_RANK", "0")))
-        running = nvml.nvmlDeviceGetComputeRunningProcesses(card)
-    except Exception:
-        return {}
-    return {str(process.pid): process.usedGpuMemory for process in running if process.usedGpuMemory is not None}
+        stage.tell(device.free_bytes() if message == "free" else device.processes())
