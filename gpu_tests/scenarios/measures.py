@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import re
 import time
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from gpu_tests.harness.host_cost import HostCost
@@ -62,8 +60,7 @@ def pinning(port: Port, fault: str | None) -> dict[str, Any]:
     runtime = port.device.hook.runtime
     runtime.cudaMallocHost.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t]
     runtime.cudaFreeHost.argtypes = [ctypes.c_void_p]
-    available = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-    nbytes = min(PINNED[port.device.name], (int(available[1]) << 10) // 2 if available else 1 << 30)
+    nbytes = min(PINNED[port.device.name], HostCost.now().available // 2 or 1 << 30)
     address = ctypes.c_void_p()
     begun = time.monotonic()
     status = runtime.cudaMallocHost(ctypes.byref(address), nbytes)
