@@ -38,12 +38,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def ranks(scenarios: Path, body: str, size: int, **arguments: Any) -> list[Any]:
+def ranks(scenarios: Path, body: str, count: int, /, **arguments: Any) -> list[Any]:
     """What each of so many ranks returned; none leaves before all are done."""
     port = free_port()
     with contextlib.ExitStack() as stack:
         started = [
-            stack.enter_context(child(scenarios, body, rank=rank, port=port, **arguments)) for rank in range(size)
+            stack.enter_context(child(scenarios, body, rank=rank, port=port, **arguments)) for rank in range(count)
         ]
         for one in started:
             assert one.listen() == "done"

@@ -96,14 +96,14 @@ def test_data_parallel_ranks_see_other_data(seen: dict[str, Any]) -> None:
 
 
 def test_a_wrong_split_of_a_fused_tensor_shows_in_the_logits() -> None:
-    apart = child("mistakes").wait().expect("ok")
+    apart = child(SCENARIOS, "mistakes").wait().expect("ok")
     for way, difference in apart.items():
         assert (difference < ROUNDING) if way.startswith("right.") else (difference > WRONG), (way, apart)
     assert len(apart) == 8
 
 
 def test_without_lora_the_whole_model_is_sent_by_the_engines_names() -> None:
-    facts = child("full").wait().expect("ok")
+    facts = child(SCENARIOS, "full").wait().expect("ok")
     assert facts["same"]
     assert facts["apart"] < ROUNDING
     no_adapter, no_split = facts["refused"]

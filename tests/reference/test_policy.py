@@ -99,7 +99,7 @@ def test_what_is_no_batch_is_refused(groups: list[list[tuple[list[int], list[int
 @real
 def test_loss_and_gradients_are_those_of_the_formula_a_sequence_at_a_time() -> None:
     """So no sequence sees the padding of its batch. The order of sums differs, hence rounding."""
-    facts = child("gradient").wait().expect("ok")
+    facts = child(SCENARIOS, "gradient").wait().expect("ok")
     expected, seen = facts["losses"]
     assert seen == pytest.approx(expected, abs=1e-6)
     assert len(facts["far"]) == 16
@@ -136,7 +136,7 @@ def test_fed_steps_are_the_same_with_two_tensor_parallel_ranks(alone: dict[str, 
 
 @real
 def test_a_batch_that_the_model_has_no_place_for_is_refused_and_not_trained_on() -> None:
-    long, above, below, loss = child("refusals").wait().expect("ok")
+    long, above, below, loss = child(SCENARIOS, "refusals").wait().expect("ok")
     assert "17 tokens at most (got 18)" in long
     assert "(got 256)" in above
     assert "(got -1)" in below
