@@ -15,9 +15,13 @@ import pytest
 
 from colocert_reference.engine import EngineNotReady, UnknownAdapter
 
-from .children import needs
-
-pytestmark = needs("torch", "transformers", "peft", "safetensors")
+NEEDED = ("torch", "transformers", "peft", "safetensors")
+missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(missing), reason=f"needs the extra `reference` (got no {', '.join(missing)})"),
+]
 if TYPE_CHECKING:
     import torch
 
