@@ -97,8 +97,8 @@ def _serve(
     note: Callable[[str], None],
 ) -> None:
     """Takes tasks until there is none, in one child and its replacements."""
-    from colocert.record.child import Job
-    from colocert.record.runner import ChildProcess, Lost
+    from colocert.record.jobs import Job
+    from colocert.record.process import ChildProcess, Lost
 
     row = importlib.import_module(f"{FIXTURES}.selftest").Row
     child: ChildProcess | None = None

@@ -253,7 +253,7 @@ def test_a_process_that_is_gone_holds_nothing() -> None:
 @pytest.mark.slow
 def test_a_pair_that_hangs_is_a_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the first cycle it is the run's problem; its processes end with it."""
-    monkeypatch.setattr("colocert.record.runner.DEADLINE", 1.0)
+    monkeypatch.setattr("colocert.record.process.DEADLINE", 1.0)
     file = tmp_path / "hanging.py"
     file.write_text(
         textwrap.dedent("""\

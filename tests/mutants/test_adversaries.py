@@ -94,7 +94,7 @@ def test_a_death_or_a_hang_after_the_first_cycle_costs_its_scenarios(
     name: str, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The smoke stage passes; scenarios without a second step are complete; the verdict is not conformant."""
-    monkeypatch.setattr("colocert.record.runner.DEADLINE", 2.0)
+    monkeypatch.setattr("colocert.record.process.DEADLINE", 2.0)
     options = Options(profiles=("lifecycle",), depth=0, controls=False, workers=2)
     recorded = record(str(FOLDER / f"{name}.py"), tmp_path, options)
     assert recorded.problem is None
@@ -108,7 +108,7 @@ def test_an_import_that_does_not_return_is_a_harness_error(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit code 11; nothing is judged."""
-    monkeypatch.setattr("colocert.record.runner.IMPORT_DEADLINE", 5.0)
+    monkeypatch.setattr("colocert.record.process.IMPORT_DEADLINE", 5.0)
     options = Options(profiles=("lifecycle",), depth=0, controls=False)
     recorded = record(str(FOLDER / f"{name}.py"), tmp_path, options)
     assert recorded.problem is not None

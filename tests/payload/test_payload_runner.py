@@ -17,7 +17,7 @@ IMPLEMENTATION = Path(__file__).parent / "impls" / "ends_and_hangs.py"
 
 
 def test_a_death_and_a_hang_become_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("colocert.record.runner.DEADLINE", 6.0)
+    monkeypatch.setattr("colocert.record.process.DEADLINE", 6.0)
     recorded = record(str(IMPLEMENTATION), tmp_path, Options(profiles=("sync-payload",), depth=0, controls=False))
     odd = {scenario.id: scenario.status for scenario in recorded.scenarios if scenario.status != COMPLETE}
     assert recorded.problem is None

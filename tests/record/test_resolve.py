@@ -138,7 +138,7 @@ def test_a_wrong_impl_is_one_line(place: Path, case: str) -> None:
 
 
 def test_a_hang_at_import_ends_at_the_deadline(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("colocert.record.runner.IMPORT_DEADLINE", 2.0)
+    monkeypatch.setattr("colocert.record.process.IMPORT_DEADLINE", 2.0)
     (place / "hangs.py").write_text("import time\ntime.sleep(600)\n")
     exit_code, stage, message = problem_of(f"{place}/hangs.py", place)
     assert (exit_code, stage) == (11, "import")

@@ -56,7 +56,7 @@ def test_a_death_costs_its_scenario(tmp_path: Path, body: str, says: str) -> Non
 
 
 def test_a_hang_costs_its_scenario_and_its_grandchildren(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("colocert.record.runner.DEADLINE", 1.0)
+    monkeypatch.setattr("colocert.record.process.DEADLINE", 1.0)
     pid_file = tmp_path / "pid"
     body = (
         f"import subprocess; p = subprocess.Popen(['sleep', '600']); open({str(pid_file)!r}, 'a')"
@@ -156,7 +156,7 @@ implementation = Reference(trainer=Trainer)
 
 def test_the_first_scenario_of_a_worker_may_take_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A factory imports its framework in the first scenario of its process; later ones have the plain deadline."""
-    monkeypatch.setattr("colocert.record.runner.DEADLINE", 1.0)
+    monkeypatch.setattr("colocert.record.process.DEADLINE", 1.0)
     (tmp_path / "impl.py").write_text(SLOW_IMPORT)
     options = Options(profiles=("lifecycle",), depth=0, controls=False, workers=2)
     result = record(str(tmp_path / "impl.py"), tmp_path / "evidence", options)

@@ -21,6 +21,7 @@ import msgspec
 from colocert.record import controls
 from colocert.record.drive import NotRun, ProcessGone, TrainerShapeError
 from colocert.record.explore import Explorer
+from colocert.record.jobs import Answer, Job
 from colocert.record.manifest import ExploredFinding, Problem
 from colocert.record.registry import BY_ID, run, smoke
 from colocert.record.resolve import HARNESS, USAGE, ResolveError, resolve
@@ -31,30 +32,6 @@ from colocert.trace import SCHEMA_VERSION, TraceWriter
 from colocert.trace.events import Header
 
 PROGRESS_SECONDS = 0.5
-
-
-class Job(msgspec.Struct, frozen=True):
-    """What the parent asks for: `load`, `scenario`, `explore`, `controls` or `selftest`. Paths are absolute."""
-
-    kind: str
-    impl: str = ""
-    rules: tuple[str, ...] = ()
-    id: str = ""
-    folder: str = ""
-    trace: str = ""
-    depth: int = 0
-    fault_depth: int = 0
-    profiles: tuple[str, ...] = ()
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """What the child answers. `progress` answers come before the final one of an exploration."""
-
-    ok: bool = True
-    progress: bool = False
-    detail: str = ""
-    problem: Problem | None = None
-    body: dict[str, Any] = {}
 
 
 class Child:

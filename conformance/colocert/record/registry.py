@@ -5,13 +5,13 @@ Knows which module runs which profile. Does not know what a scenario's steps mea
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from colocert.record import adapter_sync, engine, frozen_offload, group, handoff, live, payload, steps
 from colocert.record.adapter_sync_scenarios import ADAPTER_SYNC_SCENARIOS
 from colocert.record.engine_scenarios import ENGINE_SCENARIOS
 from colocert.record.frozen_offload_scenarios import FROZEN_SCENARIOS
@@ -35,18 +35,19 @@ ALL_SCENARIOS: tuple[Scenario, ...] = (
 )
 BY_ID: Mapping[str, Scenario] = MappingProxyType({s.id: s for s in ALL_SCENARIOS})
 
-_RUNNERS: Mapping[str, Callable[[Any, Claims, Scenario, Callable[[AnyEvent], None]], Any]] = MappingProxyType(
+_RUNNERS: Mapping[str, str] = MappingProxyType(
     {
-        "lifecycle": steps.run_scenario,
-        "handoff": handoff.run_handoff,
-        "adapter-sync": adapter_sync.run_adapter_sync,
-        "sync-payload": payload.run_payload,
-        "frozen-offload": frozen_offload.run_frozen_offload,
-        "group": group.run_group,
-        "engine": engine.run_engine,
-        "live": live.run_live,
+        "lifecycle": "steps:run_scenario",
+        "handoff": "handoff:run_handoff",
+        "adapter-sync": "adapter_sync:run_adapter_sync",
+        "sync-payload": "payload:run_payload",
+        "frozen-offload": "frozen_offload:run_frozen_offload",
+        "group": "group:run_group",
+        "engine": "engine:run_engine",
+        "live": "live:run_live",
     }
 )
+"""What runs the scenarios of a profile: a module beside this one, imported with the profile's first scenario."""
 
 PATIENCE: Mapping[str, float] = MappingProxyType(
     {"live": 8.0, "group": 4.0, "frozen-offload": 3.0, "sync-payload": 2.0}
@@ -57,7 +58,9 @@ the first of them imports torch and a whole framework."""
 
 def run(implementation: Any, claims: Claims, scenario: Scenario, sink: Callable[[AnyEvent], None]) -> None:
     """Runs a scenario of any profile; events go to `sink` as they happen."""
-    _RUNNERS[scenario.profile](implementation, claims, scenario, sink)
+    module, _, name = _RUNNERS[scenario.profile].partition(":")
+    runner = getattr(importlib.import_module(f"colocert.record.{module}"), name)
+    runner(implementation, claims, scenario, sink)
 
 
 def smoke(profile: str, claims: Claims) -> Scenario | None:

@@ -111,6 +111,10 @@ def _watcher(watched: dict[int, str], touched: set[str]) -> Any:
     from torch.utils._pytree import tree_leaves
 
     class Watcher(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:  # or torch imports its compiler at the first operation, for a second
+            return False
+
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             takes_view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
             for leaf in () if takes_view else tree_leaves((args, kwargs or {})):
