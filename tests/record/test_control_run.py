@@ -78,7 +78,8 @@ def test_a_run_that_ends_early_leaves_no_child(controls: tuple[ControlRun, Any])
     run, child = controls
     run.start(["LC-01"], ["lifecycle"])
     run.close()
-    assert child.interrupted and child.killed
+    assert child.interrupted
+    assert child.killed
     assert [c.outcome for c in run.result(lambda _: None)] == ["green"]
 
 

@@ -6,7 +6,8 @@ of sequences). Does not know any rule, scenario or double.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
@@ -33,18 +34,23 @@ class BaseFold:
     """One rule over one trace: of one rank (`Fold`) or of a whole run (`RunFold`).
 
     Timeline: built with the trace's view; `on(event)` for each event, after the view has moved past it; `end()` once.
-    A subclass reports with `found` and counts with `met`, and names the events it `sees`. Its state is plain
-    attributes that hold immutable values or containers of such, because exploration copies and compares them;
-    `within_call` names those that every `call.begin` sets anew, so that they do not tell states apart between calls.
-    Of calls it sees only those of its `actors`, if it names some.
+    A subclass reports with `found` and counts with `met`, and names the events it `sees`, or with `by_kind` the method
+    for each of them. Its state is plain attributes that hold immutable values or containers of such, because
+    exploration copies and compares them; `within_call` names those that every `call.begin` sets anew, so that they do
+    not tell states apart between calls. Of calls it sees only those of its `actors`, if it names some.
     """
 
     rule: ClassVar[str]
     sees: ClassVar[tuple[type[Event], ...]]
+    by_kind: ClassVar[Mapping[type[Event], str]] = MappingProxyType({})
     within_call: ClassVar[frozenset[str]] = frozenset()
     actors: ClassVar[frozenset[str] | None] = None
     _apart = frozenset({"view", "findings", "exercised"})
     view: Any
+
+    def __init_subclass__(cls) -> None:
+        if "by_kind" in cls.__dict__:
+            cls.sees = tuple(cls.by_kind)
 
     def __init__(self, view: Any) -> None:
         self.view = view
@@ -53,7 +59,16 @@ class BaseFold:
 
     def on(self, event: AnyEvent) -> None:
         """Sees one event."""
-        raise NotImplementedError(f"{type(self).__name__} must define on()")
+        self.seeing(type(event))(event)
+
+    def seeing(self, kind: type[Event]) -> Callable[[Any], None]:
+        """What sees an event of this type."""
+        if type(self).on is not BaseFold.on:
+            return self.on
+        if kind not in self.by_kind:
+            raise NotImplementedError(f"{type(self).__name__} must define on(), or name in by_kind what sees {kind}")
+        own: Callable[[Any], None] = getattr(self, self.by_kind[kind])
+        return own
 
     def end(self) -> None:
         """Sees the end of the trace. Most rules have nothing to add."""
@@ -161,7 +176,7 @@ class Panel:
 
     def _made(self, kind: type[Event], actor: str | None) -> Handlers:
         seeing = [
-            fold.on
+            fold.seeing(kind)
             for fold, idle in zip(self.folds, self._idle, strict=True)
             if kind in fold.sees and not idle and (actor is None or fold.actors is None or actor in fold.actors)
         ]

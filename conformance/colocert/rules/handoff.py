@@ -6,8 +6,10 @@ The other half of the profile is in `handoff_state`.
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 from colocert.rules.fold import RunFold
-from colocert.rules.run import CACHES, DEFAULT, ENGINE, GRADS, KV, WEIGHTS, Held, RunView
+from colocert.rules.run import CACHES, DEFAULT, ENGINE, GRADS, GRAPH, KV, WEIGHTS, Held, RunView
 from colocert.trace.events import (
     Ack,
     AnyEvent,
@@ -39,31 +41,31 @@ class GpuPeakToRollout(RunFold):
     """
 
     rule = "HO-01"
-    sees = (EngineResume, SaverPause, Send)
+    by_kind = MappingProxyType({EngineResume: "_resumed", SaverPause: "_paused", Send: "_sent"})
 
     def idle(self) -> bool:
         return not self.view.gpu_peak
 
-    def on(self, event: AnyEvent) -> None:
+    def _paused(self, event: SaverPause) -> None:
         view = self.view
-        if not view.gpu_peak or view.faults or not view.started():
+        if event.owner or event.tag != DEFAULT or WEIGHTS not in view.releases or view.faults or not view.started:
             return
-        if isinstance(event, SaverPause):
-            if event.owner or event.tag != DEFAULT or not view.releases(WEIGHTS):
-                return
-            self.met("trainer-before-weights")
-            if view.engine_without(WEIGHTS):
-                self.found(event, "trainer-before-weights", "engine weights are resumed first", "they are released")
-        elif isinstance(event, EngineResume):
-            if event.tags:
-                self._resumed(event)
-        elif isinstance(event, Send) and view.releases(WEIGHTS):
-            self.met("sync-before-weights")
-            if view.engine_without(WEIGHTS):
-                self.found(event, "sync-before-weights", "engine weights are resumed first", "they are released")
+        self.met("trainer-before-weights")
+        if view.engine_without(WEIGHTS):
+            self.found(event, "trainer-before-weights", "engine weights are resumed first", "they are released")
+
+    def _sent(self, event: Send) -> None:
+        view = self.view
+        if WEIGHTS not in view.releases or view.faults or not view.started:
+            return
+        self.met("sync-before-weights")
+        if view.engine_without(WEIGHTS):
+            self.found(event, "sync-before-weights", "engine weights are resumed first", "they are released")
 
     def _resumed(self, event: EngineResume) -> None:
         view = self.view
+        if view.faults or not view.started:
+            return
         if WEIGHTS in event.tags and view.lora and "grads" not in view.claims.get("resident_while_released", ()):
             self.met("weights-before-grads")
             if view.trainer_holds(GRADS):
@@ -88,36 +90,38 @@ class GpuPeakToTrain(RunFold):
     """HO-02: gpu-peak, rollout→train: KV and graphs, trainer, engine weights, computation, in that order."""
 
     rule = "HO-02"
-    sees = (SaverResume, EngineRelease, Data)
+    by_kind = MappingProxyType({SaverResume: "_trainer", EngineRelease: "_engine", Data: "_computed"})
 
     def idle(self) -> bool:
         return not self.view.gpu_peak
 
-    def on(self, event: AnyEvent) -> None:
+    def _computed(self, event: Data) -> None:
         view = self.view
-        if not view.gpu_peak or view.faults or not view.started():
+        if view.calls.get(event.rank) != "train" or WEIGHTS not in view.releases or view.faults or not view.started:
             return
-        if isinstance(event, Data):
-            if view.calls.get(event.rank) == "train" and view.releases(WEIGHTS):
-                self.met("computed-before-weights")
-                if view.engine_has(WEIGHTS):
-                    expected = "engine weights are released first"
-                    self.found(event, "computed-before-weights", expected, "they are resident")
-        elif isinstance(event, SaverResume):
-            if not event.owner and event.tag == DEFAULT:
-                self._trainer(event)
-        elif isinstance(event, EngineRelease) and WEIGHTS in event.tags:
-            if view.lacks_trainer_default():
-                self.found(event, "weights-before-trainer", "the trainer is resumed first", "it is released")
-            else:
-                self.met("weights-before-trainer")
+        self.met("computed-before-weights")
+        if view.engine_has(WEIGHTS):
+            expected = "engine weights are released first"
+            self.found(event, "computed-before-weights", expected, "they are resident")
+
+    def _engine(self, event: EngineRelease) -> None:
+        view = self.view
+        if WEIGHTS not in event.tags or view.faults or not view.started:
+            return
+        if view.lacks_trainer_default():
+            self.found(event, "weights-before-trainer", "the trainer is resumed first", "it is released")
+        else:
+            self.met("weights-before-trainer")
 
     def _trainer(self, event: SaverResume) -> None:
-        able = self.view.releases_of(CACHES)
-        if able:
+        view = self.view
+        if event.owner or event.tag != DEFAULT or view.faults or not view.started:
+            return
+        kv, graph = KV in view.releases, GRAPH in view.releases
+        if kv or graph:
             self.met("trainer-before-caches")
-            if any(map(self.view.engine_has, able)):
-                what = ", ".join(sorted(self.view.engine_holds(*able)))
+            if (kv and view.engine_has(KV)) or (graph and view.engine_has(GRAPH)):
+                what = ", ".join(sorted(view.engine_holds(*(tag for tag in CACHES if tag in view.releases))))
                 self.found(event, "trainer-before-caches", "KV and graphs are released first", f"{what} is resident")
 
 
@@ -125,14 +129,14 @@ class CopiesNeverCoexist(RunFold):
     """HO-03: gpu-peak: trainer backup and engine mirror never coexist on the host."""
 
     rule = "HO-03"
-    sees = (SaverPause,)
+    by_kind = MappingProxyType({SaverPause: "_paused"})
 
     def idle(self) -> bool:
         return not self.view.gpu_peak
 
-    def on(self, event: AnyEvent) -> None:
+    def _paused(self, event: SaverPause) -> None:
         view = self.view
-        if not view.gpu_peak or not isinstance(event, SaverPause) or not event.backup or view.faults:
+        if not event.backup or view.faults:
             return
         self.met("copies-coexist")
         trainer, engine = view.host_bytes(""), view.host_bytes(ENGINE)
@@ -163,11 +167,11 @@ class CpuPeakApart(RunFold):
         self.held: set[Held] = set()
 
     def idle(self) -> bool:
-        return self.view.gpu_peak or not self.view.releases(WEIGHTS)
+        return self.view.gpu_peak or WEIGHTS not in self.view.releases
 
     def on(self, event: AnyEvent) -> None:
         view = self.view
-        if view.gpu_peak or not view.releases(WEIGHTS) or view.faults or not view.started():
+        if view.gpu_peak or WEIGHTS not in view.releases or view.faults or not view.started:
             return
         if isinstance(event, EngineResume) and WEIGHTS in event.tags and not self.window:
             self.window, self.synced, self.reads, self.held = True, set(), set(), set()
@@ -245,7 +249,7 @@ class StartUp(RunFold):
                     "engine weights are resident while the trainer starts",
                     "they are released",
                 )
-        elif view.releases(WEIGHTS):
+        elif WEIGHTS in view.releases:
             self.met("weights-in-at-start")
             if view.engine_has(WEIGHTS):
                 self.found(
@@ -264,7 +268,7 @@ class CachesLast(RunFold):
 
     def on(self, event: AnyEvent) -> None:
         view = self.view
-        if not isinstance(event, EngineResume) or not caches(event.tags) or view.faults or not view.started():
+        if not isinstance(event, EngineResume) or not caches(event.tags) or view.faults or not view.started:
             return
         self.met("before-sync")
         self.met("before-release")
@@ -300,25 +304,48 @@ class PhasesWait(RunFold):
     """HO-07: a phase starts only after every rank and engine acknowledged the one before."""
 
     rule = "HO-07"
-    sees = (CallIssue, CallBegin, EngineRelease, EngineResume, RequestBegin)
+    by_kind = MappingProxyType(
+        {
+            CallIssue: "_issued",
+            CallBegin: "_begun",
+            EngineRelease: "_released",
+            EngineResume: "_resumed",
+            RequestBegin: "_requested",
+        }
+    )
 
     def __init__(self, view: RunView) -> None:
         super().__init__(view)
         self.phase = ""
 
-    def on(self, event: AnyEvent) -> None:
-        method = _METHODS.get(event.__class__)
-        if method is None:
-            if event.__class__ is CallBegin and event.actor == "driver":
-                return
-            method = event.method  # type: ignore[union-attr]
+    def _begun(self, event: CallBegin) -> None:
+        if event.actor != "driver":
+            self._moves(event, event.method)
+
+    def _issued(self, event: CallIssue) -> None:
+        self._moves(event, event.method)
+
+    def _released(self, event: EngineRelease) -> None:
+        self._moves(event, "release")
+
+    def _resumed(self, event: EngineResume) -> None:
+        self._moves(event, "resume")
+
+    def _requested(self, event: RequestBegin) -> None:
+        self._moves(event, "generate")
+
+    def _moves(self, event: AnyEvent, method: str) -> None:
+        """What a driver's call moves; what an engine does is told as the call that it follows from."""
         phase = PHASES.get(method)
         if phase is None:
             return
         if phase != self.phase:
             self.met("started-early")
             self.phase = phase
-        for other in self.view.awaited:
+        awaited = self.view.awaited
+        if len(awaited) == 1 and method in awaited:
+            return
+        for other in awaited:
             if PHASES.get(other, phase) != phase:
                 self._early(event, phase)
                 break
@@ -333,28 +360,32 @@ class PhasesWait(RunFold):
         )
 
 
-_METHODS = {EngineRelease: "release", EngineResume: "resume", RequestBegin: "generate"}
-"""What an engine does, as the call of a driver that it follows from."""
-
-
 class RefusedConfigurations(RunFold):
     """HO-08: gpu-peak without the offloads it needs, or with an unsupported critic, raises before any effect."""
 
     rule = "HO-08"
-    sees = (SaverAlloc, SaverPause, SaverResume, EngineRelease, EngineResume, RequestBegin, CallEnd, CallRaise, Ack)
+    by_kind = MappingProxyType(
+        {
+            **dict.fromkeys(
+                (SaverAlloc, SaverPause, SaverResume, EngineRelease, EngineResume, RequestBegin, Ack), "_effect"
+            ),
+            CallEnd: "_ended",
+            CallRaise: "_ended",
+        }
+    )
     actors = frozenset({"driver"})
 
     def __init__(self, view: RunView) -> None:
         super().__init__(view)
         self.effect = ""
 
-    def on(self, event: AnyEvent) -> None:
-        kind = event.__class__
-        if kind is not CallEnd and kind is not CallRaise:
-            if not self.effect and self.view.driver:
-                self.effect = kind.__name__
-        elif event.actor == "driver" and event.method in ("build", "run"):  # type: ignore[union-attr]
-            self._closed(event)  # type: ignore[arg-type]
+    def _effect(self, event: AnyEvent) -> None:
+        if not self.effect and self.view.driver:
+            self.effect = type(event).__name__
+
+    def _ended(self, event: CallEnd | CallRaise) -> None:
+        if event.actor == "driver" and event.method in ("build", "run"):
+            self._closed(event)
 
     def _possible(self, event: CallEnd | CallRaise) -> None:
         if not self.view.config.get("engine_releases"):

@@ -5,6 +5,8 @@ Knows the sentences of these rules as folds over a whole run. Does not know whic
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 from colocert.rules.fold import RunFold
 from colocert.rules.run import Held, RunView
 from colocert.trace.events import (
@@ -33,7 +35,7 @@ class SeesTheLastSync(RunFold):
         view = self.view
         if view.faults:
             return
-        if isinstance(event, RequestBegin) and view.started():
+        if isinstance(event, RequestBegin) and view.started:
             self.met("stale-version")
             if why := self._stale(event):
                 self.found(event, "stale-version", "a rollout sees the last synced version", why)
@@ -114,7 +116,7 @@ class RolloutHasTheDevice(RunFold):
 
     def on(self, event: AnyEvent) -> None:
         view = self.view
-        if view.faults or not view.started() or not view.config.get("offload_train", True):
+        if view.faults or not view.started or not view.config.get("offload_train", True):
             return
         self.met("trainer-resident")
         if held := [*view.trainer_holds(), *view.transport_held()]:
@@ -154,19 +156,20 @@ class TransportIsCollected(RunFold):
     """
 
     rule = "HO-13"
-    sees = (CallBegin,)
+    by_kind = MappingProxyType({CallBegin: "_begun"})
     actors = frozenset({"trainer"})
 
     def __init__(self, view: RunView) -> None:
         super().__init__(view)
         self.before: dict[int, dict[Held, int]] = {}
 
-    def on(self, event: AnyEvent) -> None:
-        if not isinstance(event, CallBegin) or event.actor != "trainer" or self.view.faults:
+    def _begun(self, event: CallBegin) -> None:
+        method = event.method
+        if event.actor != "trainer" or self.view.faults:
             return
-        if event.method == "update_weights":
+        if method == "update_weights":
             self.before[event.rank] = self._resident(event.rank)
-        elif event.method in ("wake_up", "train") and event.rank in self.before:
+        elif event.rank in self.before and method in ("wake_up", "train"):
             self.met("transport-kept")
             before, now = self.before.pop(event.rank), self._resident(event.rank)
             taken = sum(n for held, n in now.items() if held not in before)

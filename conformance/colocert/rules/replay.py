@@ -5,9 +5,10 @@ what follows. Does not know any rule, file or implementation.
 
 A training run makes the same few calls for ever, on every rank. The first time a call is met from a state, the folds
 are fed its events, and what they counted, found and became is kept; from then on it is looked up. States and calls are
-compared whole: every attribute of the view and of every fold, every field of every event. Left out are `rank`, `seq`,
-`at`, `call`, `version` and the text of an error, which no rule of a rank reads but to name an event, and the numbers of
-saver calls but for their differences. Contents are compared by which are equal, since no two have one name.
+compared whole: every attribute of the view and of every fold, every field of every event. Left out are `owner`, which
+is the rank's, `rank`, `seq`, `at`, `call`, `version` and the text of an error, which no rule of a rank reads but to
+name an event, and the numbers of saver calls but for their differences. Contents are compared by which are equal, since
+no two have one name.
 
 A rank whose states do not recur is judged by folds of its own, event by event, as if this module were not there.
 """
@@ -35,7 +36,7 @@ _PATIENCE = 1024
 _BETWEEN, _WITHIN = 64, 512
 """Events after which a stretch is cut between calls, and given up within one."""
 
-_APART = frozenset({"rank", "seq", "at", "call", "saver_call", "content", "contents", "version", "detail"})
+_APART = frozenset({"owner", "rank", "seq", "at", "call", "saver_call", "content", "contents", "version", "detail"})
 _ENDS = frozenset({CallEnd, CallRaise})
 _MOVES = frozenset({SaverPause, SaverResume})
 """Events whose saver calls the view keeps, to compare them within a call."""

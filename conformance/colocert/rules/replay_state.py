@@ -12,6 +12,8 @@ from colocert.rules.fold import Panel
 from colocert.rules.view import Call
 from colocert.trace.ledger import Ledger
 
+_ATOMS = frozenset({str, int, bool, float, bytes, type(None)})
+
 
 class Token(str):
     """The name of a content within the kept states."""
@@ -55,10 +57,10 @@ def frozen(panel: Panel, names: dict[Token, int]) -> Any:
 
 
 def _value(value: Any, names: dict[Token, int]) -> Any:
-    if value is None or isinstance(value, (int, float, bytes)):
+    if value.__class__ in _ATOMS:
         return value
-    if isinstance(value, str):
-        return (names.setdefault(value, len(names)),) if isinstance(value, Token) else value
+    if value.__class__ is Token:
+        return (names.setdefault(value, len(names)),)
     if isinstance(value, dict):
         return tuple((_value(k, names), _value(v, names)) for k, v in value.items())
     if isinstance(value, (list, tuple)):

@@ -51,7 +51,8 @@ class RunView:
     critic's steps owe no sync and are not counted. `critics` are the ranks that are one.
     `calls`: the trainer call that each rank is in; `under_way`: how many are, by method. `outstanding`: calls issued to
     the living and not acknowledged; `awaited`: how many, by method.
-    `version`: the last one that an engine took. `gpu_peak` and `lora` are the configuration's.
+    `releases`: the tags that the engine of this scenario releases at all, under this driver. `started`: some trainer
+    has made its allocations. `version`: the last one that an engine took. `gpu_peak` and `lora` are as configured.
     """
 
     def __init__(self) -> None:
@@ -67,7 +68,8 @@ class RunView:
         self.driver = ""
         self.outstanding: dict[tuple[str, int, int], str] = {}
         self.awaited: dict[str, int] = {}
-        self._releases: frozenset[str] = frozenset()
+        self.releases: frozenset[str] = frozenset()
+        self.started = False
         self.trained = False
         self.steps = 0
         self.faults = 0
@@ -78,14 +80,6 @@ class RunView:
         self.version: int | None = None
 
     # ---- what rules ask
-
-    def releases(self, tag: str) -> bool:
-        """Whether the engine of this scenario, under this driver, releases the tag at all."""
-        return tag in self._releases
-
-    def releases_of(self, tags: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of these tags that the engine releases at all."""
-        return tuple(tag for tag in tags if tag in self._releases)
 
     def engine_holds(self, *tags: str) -> set[str]:
         """Which of these tags some engine has resident."""
@@ -132,10 +126,6 @@ class RunView:
         """The living ranks that have made allocations and take part in a sync."""
         return {h[1] for h in self.allocations if h[0] != ENGINE} - self.dead - self.critics
 
-    def started(self) -> bool:
-        """Whether some trainer has made its allocations."""
-        return len(self.allocations) > len(self._engines)
-
     def device_bytes(self, owner: str, rank: int | None = None) -> int:
         """Bytes that an owner has on the device: of one rank, or of all."""
         return sum(
@@ -159,7 +149,7 @@ class RunView:
         mine = self._model()
         if 0 < sum(h in self.out for h in mine) < len(mine):
             found.append("trainer: " + self.tags_of(h for h in mine if h in self.out) + " released, the rest resident")
-        able = [h for h, a in self.allocations.items() if h[0] == ENGINE and self.releases(a.tag)]
+        able = [h for h, a in self.allocations.items() if h[0] == ENGINE and a.tag in self.releases]
         if 0 < sum(h in self.out for h in able) < len(able):
             found.append("engine: " + self.tags_of(h for h in able if h in self.out) + " released, the rest resident")
         return found
@@ -192,7 +182,7 @@ class RunView:
 
     def _engine_releases(self) -> None:
         has, claimed = (facts.get("engine_releases", ()) for facts in (self.config, self.claims))
-        self._releases = frozenset(has) & frozenset(claimed)
+        self.releases = frozenset(has) & frozenset(claimed)
 
     def _alloc(self, event: SaverAlloc) -> None:
         held = (event.owner, event.rank, event.alloc)
@@ -201,14 +191,19 @@ class RunView:
         )
         if event.owner == ENGINE:
             self._engines[held] = made
+        self.started = len(self.allocations) > len(self._engines)
         if not event.owner and self.calls.get(event.rank) == "update_weights":
-            self.transport.add((event.owner, event.rank, event.alloc))
+            self.transport.add(held)
 
     def _free(self, event: SaverFree) -> None:
-        self.allocations.pop((event.owner, event.rank, event.alloc), None)
-        self._engines.pop((event.owner, event.rank, event.alloc), None)
-        self.out.discard((event.owner, event.rank, event.alloc))
-        self.transport.discard((event.owner, event.rank, event.alloc))
+        self._gone((event.owner, event.rank, event.alloc))
+
+    def _gone(self, held: Held) -> None:
+        for known in (self.allocations, self._engines):
+            known.pop(held, None)
+        for places in (self.out, self.transport):
+            places.discard(held)
+        self.started = len(self.allocations) > len(self._engines)
 
     def _pause(self, event: SaverPause) -> None:
         self.out.add((event.owner, event.rank, event.alloc))
@@ -217,10 +212,16 @@ class RunView:
         self.out.discard((event.owner, event.rank, event.alloc))
 
     def _issue(self, event: CallIssue) -> None:
-        _put(self.outstanding, (event.owner, event.rank, event.call), event.method, self.awaited)
+        key, method, awaited = (event.owner, event.rank, event.call), event.method, self.awaited
+        if key in self.outstanding:
+            _drop(self.outstanding, key, awaited)
+        self.outstanding[key] = method
+        awaited[method] = awaited.get(method, 0) + 1
 
     def _ack(self, event: Ack) -> None:
-        _drop(self.outstanding, (event.owner, event.rank, event.call), self.awaited)
+        method = self.outstanding.pop((event.owner, event.rank, event.call), None)
+        if method is not None:
+            _less(self.awaited, method)
 
     def _begin(self, event: CallBegin) -> None:
         if event.actor == "driver":
@@ -283,10 +284,14 @@ def _drop(methods: dict[Any, str], key: Any, counts: dict[str, int]) -> None:
     """Takes a method away, if there is one."""
     method = methods.pop(key, None)
     if method is not None:
-        if counts[method] > 1:
-            counts[method] -= 1
-        else:
-            del counts[method]
+        _less(counts, method)
+
+
+def _less(counts: dict[str, int], method: str) -> None:
+    if counts[method] > 1:
+        counts[method] -= 1
+    else:
+        del counts[method]
 
 
 _HANDLERS: dict[type, Any] = {

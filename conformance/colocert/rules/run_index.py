@@ -5,11 +5,12 @@ Knows how to keep by tag what `RunView` counts anew at every question. Knows no 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 from colocert.rules.handoff_state import TransportIsCollected
-from colocert.rules.run import ENGINE, Held, RunView, _drop
+from colocert.rules.run import DEFAULT, ENGINE, Held, RunView, _drop
 from colocert.rules.view import RESIDENT_KINDS
 from colocert.trace.events import (
     ClaimsStated,
@@ -21,8 +22,18 @@ from colocert.trace.events import (
     SaverResume,
     SaverTouch,
 )
+from colocert.trace.ledger import Allocation
 
-_ABSENT = object()
+
+class _Spot:
+    """Where the index counts an allocation: the engine's or the trainer's, under its tag, with so many copied bytes."""
+
+    __slots__ = ("copied", "engine", "kind", "lacked", "mine", "tag")
+
+    def __init__(self, made: Allocation, engine: bool, mine: dict[Held, None], lacked: dict[Held, None]) -> None:
+        self.tag, self.kind, self.engine = made.tag, made.kind, engine
+        self.copied = made.nbytes if made.backup else 0
+        self.mine, self.lacked = mine, lacked
 
 
 class IndexedRunView(RunView):
@@ -38,28 +49,29 @@ class IndexedRunView(RunView):
         self._reset()
 
     def _reset(self) -> None:
-        self._held: dict[Held, Any] = {}
-        self._held_of: dict[str, dict[Held, None]] = {}
-        self._lacked_of: dict[str, dict[Held, None]] = {}
-        self._engine: dict[tuple[str, bool], int] = {}
-        self._copied_bytes = {True: 0, False: 0}
-        self._put: dict[Held, tuple[str, bool, int]] = {}
+        self._held: dict[Held, None] = {}
+        self._held_of: defaultdict[str, dict[Held, None]] = defaultdict(dict)
+        self._lacked_of: defaultdict[str, dict[Held, None]] = defaultdict(dict)
+        self._engine_in: defaultdict[str, int] = defaultdict(int)
+        self._engine_out: defaultdict[str, int] = defaultdict(int)
+        self._trainer_copied = self._engine_copied = 0
+        self._spots: dict[Held, _Spot] = {}
         for held in self.allocations:
             self._place(held)
 
     # ---- what rules ask
 
     def engine_holds(self, *tags: str) -> set[str]:
-        return {tag for tag in tags if self._engine.get((tag, False))}
+        return {tag for tag in tags if self._engine_in.get(tag)}
 
     def engine_has(self, tag: str) -> bool:
-        return bool(self._engine.get((tag, False)))
+        return self._engine_in.get(tag, 0) > 0
 
     def engine_lacks(self, *tags: str) -> set[str]:
-        return {tag for tag in tags if self._engine.get((tag, True))}
+        return {tag for tag in tags if self._engine_out.get(tag)}
 
     def engine_without(self, tag: str) -> bool:
-        return bool(self._engine.get((tag, True)))
+        return self._engine_out.get(tag, 0) > 0
 
     def trainer_holds(self, tag: str | None = None) -> Any:
         return self._held if tag is None else self._held_of.get(tag, {})
@@ -67,40 +79,63 @@ class IndexedRunView(RunView):
     def trainer_lacks(self, tag: str) -> Any:
         return self._lacked_of.get(tag, {})
 
+    def lacks_trainer_default(self) -> bool:
+        return bool(self._lacked_of.get(DEFAULT))
+
     def host_bytes(self, owner: str) -> int:
-        return self._copied_bytes[owner == ENGINE]
+        return self._engine_copied if owner == ENGINE else self._trainer_copied
 
     # ---- the index
 
     def _place(self, held: Held) -> None:
-        made, out, engine = self.allocations[held], held in self.out, held[0] == ENGINE
-        copied = made.nbytes if out and made.backup else 0
-        self._put[held] = (made.tag, out, copied)
-        self._copied_bytes[engine] += copied
+        made, engine = self.allocations[held], held[0] == ENGINE
+        spot = _Spot(made, engine, self._held_of[made.tag], self._lacked_of[made.tag])
+        self._spots[held] = spot
         self.by_rank.setdefault(held[:2], {})[held] = None
-        if engine:
-            self._engine[made.tag, out] = self._engine.get((made.tag, out), 0) + 1
-        elif out:
-            self._lacked_of.setdefault(made.tag, {})[held] = None
-        elif held[1] not in self.dead and held not in self.transport and made.kind not in self._kept:
-            self._held[held] = None
-            self._held_of.setdefault(made.tag, {})[held] = None
+        if held in self.out:
+            self._count_out(held, spot)
+        else:
+            self._count_in(held, spot)
 
     def _take(self, held: Held) -> None:
-        put = self._put.pop(held, None)
-        if put is None:
+        spot = self._spots.pop(held, None)
+        if spot is None:
             return
-        tag, out, copied = put
-        engine = held[0] == ENGINE
-        self._copied_bytes[engine] -= copied
         self.by_rank[held[:2]].pop(held, None)
-        if engine:
-            self._engine[tag, out] -= 1
-        elif out:
-            self._lacked_of[tag].pop(held, None)
+        if held in self.out:
+            self._leave_out(held, spot)
         else:
-            self._held.pop(held, None)
-            self._held_of.get(tag, {}).pop(held, None)
+            self._leave_in(held, spot)
+
+    def _count_in(self, held: Held, spot: _Spot) -> None:
+        if spot.engine:
+            self._engine_in[spot.tag] += 1
+        elif held[1] not in self.dead and held not in self.transport and spot.kind not in self._kept:
+            self._held[held] = None
+            spot.mine[held] = None
+
+    def _leave_in(self, held: Held, spot: _Spot) -> None:
+        if spot.engine:
+            self._engine_in[spot.tag] -= 1
+        elif held in self._held:
+            del self._held[held]
+            del spot.mine[held]
+
+    def _count_out(self, held: Held, spot: _Spot) -> None:
+        if spot.engine:
+            self._engine_out[spot.tag] += 1
+            self._engine_copied += spot.copied
+        else:
+            spot.lacked[held] = None
+            self._trainer_copied += spot.copied
+
+    def _leave_out(self, held: Held, spot: _Spot) -> None:
+        if spot.engine:
+            self._engine_out[spot.tag] -= 1
+            self._engine_copied -= spot.copied
+        else:
+            del spot.lacked[held]
+            self._trainer_copied -= spot.copied
 
     # ---- the fold
 
@@ -131,40 +166,38 @@ class IndexedRunView(RunView):
         if held in self.out:
             return
         self.out.add(held)
-        made = self.allocations.get(held)
-        if made is None:
+        spot = self._spots.get(held)
+        if spot is None:
             return
-        tag, engine = made.tag, held[0] == ENGINE
-        copied = made.nbytes if made.backup else 0
-        self._put[held] = (tag, True, copied)
-        self._copied_bytes[engine] += copied
-        if engine:
-            self._engine[tag, False] -= 1
-            self._engine[tag, True] = self._engine.get((tag, True), 0) + 1
+        if spot.engine:  # `_leave_in` and `_count_out`, written out: every second event of a hand-off comes here
+            self._engine_in[spot.tag] -= 1
+            self._engine_out[spot.tag] += 1
+            self._engine_copied += spot.copied
             return
-        if self._held.pop(held, _ABSENT) is None:
-            del self._held_of[tag][held]
-        self._lacked_of.setdefault(tag, {})[held] = None
+        if held in self._held:
+            del self._held[held]
+            del spot.mine[held]
+        spot.lacked[held] = None
+        self._trainer_copied += spot.copied
 
     def _resumed(self, event: SaverResume) -> None:
         held = (event.owner, event.rank, event.alloc)
         if held not in self.out:
             return
-        self.out.discard(held)
-        made = self.allocations.get(held)
-        if made is None:
+        self.out.remove(held)
+        spot = self._spots.get(held)
+        if spot is None:
             return
-        tag, engine = made.tag, held[0] == ENGINE
-        self._copied_bytes[engine] -= self._put[held][2]
-        self._put[held] = (tag, False, 0)
-        if engine:
-            self._engine[tag, True] -= 1
-            self._engine[tag, False] = self._engine.get((tag, False), 0) + 1
+        if spot.engine:
+            self._engine_out[spot.tag] -= 1
+            self._engine_in[spot.tag] += 1
+            self._engine_copied -= spot.copied
             return
-        del self._lacked_of[tag][held]
-        if held[1] not in self.dead and held not in self.transport and made.kind not in self._kept:
+        del spot.lacked[held]
+        self._trainer_copied -= spot.copied
+        if held[1] not in self.dead and held not in self.transport and spot.kind not in self._kept:
             self._held[held] = None
-            self._held_of.setdefault(tag, {})[held] = None
+            spot.mine[held] = None
 
     def _claimed(self) -> None:
         kept = frozenset(RESIDENT_KINDS[c] for c in self.claims.get("resident_while_released", ()))
@@ -173,24 +206,19 @@ class IndexedRunView(RunView):
             self._reset()
 
     def _died_of(self, event: Any) -> None:
-        if event.owner:
-            return
-        super()._died(event)
-        self._again(event.rank)
-
-    def _again(self, rank: int) -> None:
-        for held in list(self.by_rank.get(("", rank), ())):
+        """The rank's places are counted anew: what a dead rank holds is not held."""
+        mine = [] if event.owner else list(self.by_rank.get(("", event.rank), ()))
+        for held in mine:
             self._take(held)
+        super()._died(event)
+        for held in mine:
             self._place(held)
 
     def replaced(self, owner: str, rank: int) -> None:
         """Another process has this place: what the one before it had is gone."""
         for held in list(self.by_rank.get((owner, rank), ())):
             self._take(held)
-            for known in (self.allocations, self._engines):
-                known.pop(held, None)
-            self.out.discard(held)
-            self.transport.discard(held)
+            self._gone(held)
         if not owner:
             self.dead.discard(rank)
             _drop(self.calls, rank, self.under_way)

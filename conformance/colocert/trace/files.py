@@ -9,9 +9,9 @@ names a damaged line by its number; only an unterminated last line, which such a
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
@@ -55,46 +55,70 @@ def read_trace(path: Path, *, allow_torn_tail: bool = False) -> Iterator[AnyEven
     Raises `TraceError` for an unreadable file, a missing or unknown header, a damaged line, or a sequence number that
     does not rise within its rank. `allow_torn_tail` drops an unterminated last line: what a killed writer leaves.
     """
-    try:
-        stream = path.open("rb")
-    except OSError as error:
-        raise TraceError(path, 0, f"a trace file must be readable (got {error.strerror})") from error
-    with stream:
-        yield from _read(path, stream, allow_torn_tail)
+    return chain.from_iterable(_read(path, allow_torn_tail))
 
 
-def _read(path: Path, stream: BinaryIO, allow_torn_tail: bool) -> Iterator[AnyEvent]:
+def _read(path: Path, allow_torn_tail: bool) -> Iterator[list[AnyEvent]]:
+    """Events, a block of lines at a time; before an error come those in front of it."""
     last: dict[int, int] = {}
     number = 0
-    for events in _blocks(path, stream, allow_torn_tail):
-        for event in events:
-            number += 1
-            if number == 1:
-                _check_header(path, event)
-            elif event.seq <= last.get(event.rank, 0):
-                raise TraceError(
-                    path,
-                    number,
-                    f"seq must rise within rank {event.rank} (got {event.seq} after {last[event.rank]}): a line was "
-                    "added, removed or moved",
-                )
-            else:
-                last[event.rank] = event.seq
-            yield event
+    for lines in _blocks(path, allow_torn_tail):
+        events, error = decoded(lines), None
+        if not events:
+            events, error = _up_to_the_damage(path, number, lines)
+        if number == 0 and events:
+            _check_header(path, events[0])
+        first = 0 if number else 1
+        for place, event in enumerate(events[first:] if first else events, first):
+            rank, seq = event.rank, event.seq
+            if seq <= last.get(rank, 0):
+                yield events[:place]
+                raise _out_of_order(path, number + place + 1, event, last.get(rank, 0))
+            last[rank] = seq
+        yield events
+        number += len(events)
+        if error is not None:
+            raise error
     if number == 0:
         raise TraceError(path, 1, "a trace begins with a header line (got an empty file)")
 
 
-def _blocks(path: Path, stream: BinaryIO, allow_torn_tail: bool) -> Iterator[Iterable[AnyEvent]]:
-    """Events, a block of lines at a time; one that is not sound is gone through line by line, to name the line."""
-    number, rest = 0, b""
-    while block := stream.read(_BLOCK):
-        cut = block.rfind(b"\n") + 1
-        lines, rest = (rest + block[:cut], block[cut:]) if cut else (b"", rest + block)
-        yield decoded(lines) or (_decode(path, n, line) for n, line in enumerate(lines.split(b"\n")[:-1], number + 1))
-        number += lines.count(b"\n")
+def _out_of_order(path: Path, number: int, event: AnyEvent, before: int) -> TraceError:
+    return TraceError(
+        path,
+        number,
+        f"seq must rise within rank {event.rank} (got {event.seq} after {before}): a line was added, removed or moved",
+    )
+
+
+def _blocks(path: Path, allow_torn_tail: bool) -> Iterator[bytes]:
+    """The lines of a file, some at a time."""
+    try:
+        stream = path.open("rb")
+    except OSError as error:
+        raise TraceError(path, 0, f"a trace file must be readable (got {error.strerror})") from error
+    rest = b""
+    with stream:
+        while block := stream.read(_BLOCK):
+            cut = block.rfind(b"\n") + 1
+            if cut:
+                yield rest + block[:cut]
+                rest = block[cut:]
+            else:
+                rest += block
     if rest and not allow_torn_tail:
-        yield (_decode(path, number + 1, rest),)
+        yield rest
+
+
+def _up_to_the_damage(path: Path, number: int, lines: bytes) -> tuple[list[AnyEvent], TraceError | None]:
+    """The events of lines that are not all sound, one by one, and what is wrong with the first that is not."""
+    events: list[AnyEvent] = []
+    for line in lines.removesuffix(b"\n").split(b"\n"):
+        try:
+            events.append(_decode(path, number + len(events) + 1, line))
+        except TraceError as error:
+            return events, error
+    return events, None
 
 
 def decoded(lines: bytes) -> list[AnyEvent]:
