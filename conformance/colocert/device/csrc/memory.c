@@ -19,13 +19,14 @@
 struct physical {
     size_t size;
     int fd;            /* -1: private memory */
-    char *parked;      /* private memory that is mapped nowhere */
+    char *parked;      /* where the memory lies while it is mapped nowhere; 0: a memfd that was mapped before */
     uintptr_t address; /* where it is mapped; 0: nowhere */
     int released;      /* the handle is gone; the memory stays until it is unmapped, as in CUDA */
     pid_t owner;
     physical *next; /* in its bucket, while mapped */
 };
 
+#define NOWHERE (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
 #define BUCKETS 4096
 static physical *mapped[BUCKETS];
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -43,8 +44,7 @@ static physical **find(uintptr_t address) {
 static int foreign(const physical *p) { return p->owner != getpid() && !ledger_snapshot_on_fork(); }
 
 static char *reserve(size_t size, int protection) {
-    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    char *raw = mmap(NULL, size + GRANULE, protection, flags, -1, 0);
+    char *raw = mmap(NULL, size + GRANULE, protection, NOWHERE, -1, 0);
     if (raw == MAP_FAILED) return NULL;
     char *aligned = (char *)(((uintptr_t)raw + GRANULE - 1) & ~(GRANULE - 1));
     if (aligned > raw) munmap(raw, aligned - raw);
@@ -65,15 +65,15 @@ static int back_by_memfd(physical *p) {
     p->fd = (int)syscall(SYS_memfd_create, "colocert-standin", 1u /* close on exec */);
     if (p->fd < 0) return 0;
     /* Taking the pages now turns a full machine into an out-of-memory code rather than a SIGBUS later. */
-    char *view = MAP_FAILED;
+    int flags = MAP_SHARED | MAP_POPULATE | MAP_FIXED;
     if (!ftruncate(p->fd, (off_t)p->size) && !fallocate(p->fd, 0, 0, (off_t)p->size))
-        view = mmap(NULL, p->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, p->fd, 0);
-    if (view == MAP_FAILED) {
+        p->parked = reserve(p->size, PROT_NONE);
+    if (!p->parked || mmap(p->parked, p->size, PROT_READ | PROT_WRITE, flags, p->fd, 0) == MAP_FAILED) {
+        if (p->parked) munmap(p->parked, p->size);
         close(p->fd);
         return 0;
     }
-    memset(view, POISON, p->size);
-    munmap(view, p->size);
+    memset(p->parked, POISON, p->size); /* the view moves to the memory's first address: its pages are mapped once */
     return 1;
 }
 
@@ -123,7 +123,7 @@ int memory_map(uintptr_t address, size_t size, physical *p) {
     if (foreign(p)) return NOT_INITIALIZED;
     if (address % GRANULE || size != p->size || p->address) return INVALID_VALUE;
     void *at = (void *)address;
-    if (p->fd >= 0) {
+    if (!p->parked) {
         if (mmap(at, size, PROT_NONE, MAP_SHARED | MAP_FIXED, p->fd, 0) == MAP_FAILED) return OUT_OF_MEMORY;
     } else {
         if (mremap(p->parked, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, at) == MAP_FAILED) return OUT_OF_MEMORY;
@@ -153,8 +153,7 @@ int memory_unmap(uintptr_t address, size_t size) {
     physical **link = find(address), *p = *link;
     int status = !p || p->size != size ? INVALID_VALUE : foreign(p) ? NOT_INITIALIZED : move_out(p);
     if (!status) {
-        int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE;
-        if (mmap((void *)address, size, PROT_NONE, flags, -1, 0) == MAP_FAILED) status = OUT_OF_MEMORY;
+        if (mmap((void *)address, size, PROT_NONE, NOWHERE | MAP_FIXED, -1, 0) == MAP_FAILED) status = OUT_OF_MEMORY;
     }
     if (!status) {
         *link = p->next;
