@@ -124,16 +124,15 @@ def main() -> None:
             return
         both = [a + b for a, b in zip(found["release"], found["resume"], strict=True)]
         copies = [a + b for a, b in zip(found["copy"], found["copy back"], strict=True)]
-        what = f"release and resume, {mib} MiB with backup, {kind}"
+        what = f"out and back, {mib} MiB with backup, {kind}"
         bench.beside(what, "ms", both, "two copies within memory", copies, kind=LIMIT, scale=1e3, at_most=at_most)
         fresh = ("copy", "copy back", "host pages", "device pages")
         bound = [sum(ways) for ways in zip(*(found[name] for name in fresh), strict=True)]
-        what = f"release and resume, {mib} MiB with backup, {kind}, as the kernel's pages allow"
         bench.beside(what, "ms", both, "two copies, and fresh pages", bound, kind=LIMIT, scale=1e3, at_most=1.4)
         each = [value * 1e3 / (mib / 1024) for value in found["release, no backup"]]
-        bench.alone(f"release without backup, {kind}", "ms/GiB", each, at_most=5)
+        what = f"release without backup, {kind}"
+        bench.alone(what, "ms/GiB", each, at_most=5)
         back = [value * 1e3 / (mib / 1024) for value in found["device pages given back"]]
-        what = f"release without backup, {kind}, as the kernel allows"
         bench.beside(what, "ms/GiB", each, "such pages given back", back, kind=LIMIT, at_most=1.4)
     held = run(f"{__file__}:host_bytes", machine=Machine(capacity=8 << 30), mib=mib).expect("ok")
     bench.beside(
