@@ -84,13 +84,6 @@ class Apart:
         for folds in self._panels.values():
             yield from folds
 
-    def may_take(self, event: AnyEvent) -> bool:
-        """Whether `takes` has to be asked: False for nearly every event of a run that has nothing of this."""
-        kind = event.__class__
-        if self.open or kind in LOOKED_AT or event.owner not in SIDES:
-            return True
-        return kind in CALLS and event.actor in ACTORS  # type: ignore[union-attr]
-
     def takes(self, event: AnyEvent) -> bool:
         """Moves the folds past one event, and returns whether it is nobody else's.
 

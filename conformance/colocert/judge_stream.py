@@ -35,7 +35,7 @@ from colocert.judge import (
     Stale,
     excuse,
 )
-from colocert.judge_apart import Apart, OutOfPlace, folds_of
+from colocert.judge_apart import ACTORS, CALLS, LOOKED_AT, SIDES, Apart, OutOfPlace, folds_of
 from colocert.judge_trace import add_counts
 from colocert.record.manifest import Options, Record
 from colocert.rules.catalogue import FOLDS, Rule, catalogue
@@ -154,7 +154,16 @@ class StreamJudge:
         for place, event in enumerate(events):
             kind = event.__class__
             self._place = place
-            if apart is not None and apart.may_take(event) and apart.takes(event):
+            if (  # nearly no event of a run that has nothing of these profiles has to be asked about
+                apart is not None
+                and (
+                    apart.open
+                    or kind in LOOKED_AT
+                    or event.owner not in SIDES
+                    or (kind in CALLS and event.actor in ACTORS)  # type: ignore[union-attr]
+                )
+                and apart.takes(event)
+            ):
                 taken.add(place)
                 continue
             calls: Any = table.get(kind)  # `Panel.feed`, written out: a call an event shows
@@ -164,8 +173,8 @@ class StreamJudge:
                 call(event)
             if event.owner or event.rank != rank:
                 alone = False
-            if isinstance(event, SaverAlloc) and not event.owner:
-                self._tags.add(event.tag)
+            if kind is SaverAlloc and not event.owner:
+                self._tags.add(event.tag)  # type: ignore[union-attr, arg-type]
         if alone and not taken:
             self._ranks_own(file, rank, events, self._fed, line)
         elif self._by_rank:
